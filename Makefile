@@ -1,0 +1,83 @@
+# The commands a user and a developer need.  `make help` lists them.
+#
+#   PYTHON=python3.12   the interpreter to build the virtual environment from
+#   SYSTEM=1            use PYTHON's own packages: no virtual environment, no
+#                       network, no build isolation
+#   PYTEST_ARGS=...     more arguments for pytest
+
+PYTHON ?= python3
+SYSTEM ?=
+PYTEST_ARGS ?=
+VENV := .venv
+
+ifeq ($(SYSTEM),)
+PY := $(VENV)/bin/python
+PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check
+else
+PY := $(PYTHON)
+PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation
+endif
+
+SOURCES := $(wildcard cpu/* cuda/* ffi/*) CMakeLists.txt pyproject.toml
+INSTALLED := build/installed-$(subst /,_,$(PY))
+
+.PHONY: help demo install test gpu-test receipt-check lint format test-all wheel clean
+
+help:
+	@sed -n 's/^#: //p' Makefile
+
+#: make demo           install, run the indexer on real text, check every row, draw one picture
+demo: $(INSTALLED)
+	$(PY) examples/demo.py
+
+#: make test           the CPU suite and the checks of the CUDA compilation
+test: $(INSTALLED)
+	@$(PY) tests/receipt.py check || true
+	$(PY) -c "import jax_fused_topk as j; print('CUDA COMPILED' if j.build_info()['cuda'] else 'NO CUDA: nvcc was not found, the GPU kernels were not compiled')"
+	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+#: make gpu-test       the tests that need a GPU; writes tests/gpu_receipt.json
+gpu-test: $(INSTALLED)
+	$(PY) -m pytest -m gpu --gpu-receipt tests/gpu_receipt.json $(PYTEST_ARGS)
+
+#: make receipt-check  whether the kernels at hand are those that passed on a GPU
+receipt-check:
+	@$(PYTHON) tests/receipt.py check
+
+#: make lint           ruff, clang-format, mypy
+lint: $(INSTALLED)
+	$(PIP_INSTALL) -e ".[lint]"
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h)
+	$(PY) -m mypy
+
+#: make format         what lint would ask for
+format:
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h)
+
+#: make test-all       the CPU suite on every supported Python found, with the oldest and newest jax
+test-all:
+	tests/test_all.sh
+
+#: make wheel          one wheel in dist/
+wheel:
+	$(PYTHON) -m pip wheel --no-deps -w dist .
+
+#: make install        into the virtual environment .venv
+install: $(INSTALLED)
+
+# Editable, so that Python started in this folder finds the compiled modules too.
+$(INSTALLED): $(SOURCES)
+ifeq ($(SYSTEM),)
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) -e ".[test]"
+else
+	$(PIP_INSTALL) -e .
+endif
+	@mkdir -p $(@D) && touch $@
+
+clean:
+	rm -rf $(VENV) .venvs build dist demo_output

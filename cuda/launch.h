@@ -1,0 +1,44 @@
+// What the launchers share: host code only.
+
+#ifndef JAX_FUSED_TOPK_CUDA_LAUNCH_H_
+#define JAX_FUSED_TOPK_CUDA_LAUNCH_H_
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace jax_fused_topk {
+
+// CTAs of a kernel that the current device runs at a time.
+struct Residency {
+  int sms = 0, ctas_per_sm = 0;
+};
+
+// Lets the kernel use `shared_bytes` of dynamic shared memory and asks how many of
+// its CTAs fit.  Host-side queries only, legal during graph capture.
+template <class... Args>
+cudaError_t prepare(void (*kernel)(Args...), int threads, size_t shared_bytes,
+                    Residency& residency) {
+  int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&residency.sms, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shared_bytes));
+  }
+  if (error == cudaSuccess) {
+    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residency.ctas_per_sm, kernel, threads,
+                                                          shared_bytes);
+  }
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // returned here, so it must not show up in a later call
+    return error;
+  }
+  return residency.ctas_per_sm > 0 ? cudaSuccess : cudaErrorInvalidConfiguration;
+}
+
+}  // namespace jax_fused_topk
+
+#endif  // JAX_FUSED_TOPK_CUDA_LAUNCH_H_

@@ -1,0 +1,27 @@
+// The Python module jax_fused_topk._cuda.  Importing it needs no GPU and no driver.
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/limits.h"
+#include "ffi/handlers_cuda.h"
+#include "ffi/module.h"
+
+NB_MODULE(_cuda, m) {
+  namespace jft = jax_fused_topk;
+  m.doc() = "CUDA handlers of jax_fused_topk.";
+  jft::define_common(m);
+  m.def("handlers",
+        [] { return jft::handler_table(JftIndexTopkCuda, JftIndexScoresCuda, JftTopkCuda); });
+  m.attr("TOOLKIT_VERSION") =
+      nanobind::make_tuple(CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  m.attr("ARCHITECTURES") = JFT_CUDA_ARCHITECTURES;
+  m.attr("MAX_HEADS") = jft::kMaxHeads;
+  m.attr("MAX_DIM") = jft::kMaxDim;
+  m.attr("DIM_MULTIPLE") = jft::kDimMultiple;
+  m.attr("MAX_INDEX_TOPK") = jft::kMaxIndexTopk;
+  m.attr("MAX_SORTED_K") = jft::kMaxSortedTopk;
+  m.def("index_topk_workspace_bytes", &jft::index_topk_workspace_bytes);
+  m.def("top_k_workspace_bytes", [](int64_t rows, int64_t k, int order) {
+    return jft::top_k_workspace_bytes(rows, k, static_cast<jft::Order>(order));
+  });
+}

@@ -1,0 +1,171 @@
+"""Checks of public arguments, at trace time, and their flattening to one batch axis."""
+
+import math
+import operator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+SCORED_DTYPES = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.bfloat16))
+TOP_K_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+ORDER_NAMES = ("index", "score", "any")
+IMPLEMENTATIONS = (None, "cuda", "cpu", "reference")
+MAX_KEYS = 2**31 - 1
+
+
+class IndexOperands(NamedTuple):
+    """The operands of a scored operation with their batch dimensions flattened."""
+
+    q: jax.Array  # [B, Q, H, D]
+    k: jax.Array  # [B, N, D]
+    weights: jax.Array  # [B, Q, H] float32
+    k_scale: jax.Array  # [B, N] float32
+    starts: jax.Array  # [B, Q] int32
+    ends: jax.Array  # [B, Q] int32
+
+
+def _wrong(function: str, name: str, expected: str, got: object) -> str:
+    return f"{function}: {name} must {expected}, got {got}"
+
+
+def _dtype_names(dtypes: tuple[np.dtype, ...]) -> str:
+    return " or ".join(d.name for d in dtypes)
+
+
+def _expect_dtype(
+    function: str, name: str, x: jax.Array, dtypes: tuple[np.dtype, ...], hint: str = ""
+) -> None:
+    if x.dtype not in dtypes:
+        got = f"{x.dtype.name}{hint}"
+        raise TypeError(_wrong(function, name, f"have dtype {_dtype_names(dtypes)}", got))
+
+
+def _expect_shape(
+    function: str, name: str, x: jax.Array, shape: tuple[int, ...], meaning: str
+) -> None:
+    if x.shape != shape:
+        raise ValueError(
+            _wrong(function, name, f"have shape {meaning} = {list(shape)}", list(x.shape))
+        )
+
+
+def _expect_keys(function: str, name: str, keys: int) -> None:
+    if keys > MAX_KEYS:
+        raise ValueError(_wrong(function, name, "have at most 2**31 - 1 keys", keys))
+
+
+def check_choice(function: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
+    """Raises ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        listed = ", ".join(repr(c) for c in choices)
+        raise ValueError(_wrong(function, name, f"be one of {listed}", repr(value)))
+
+
+def check_count(function: str, name: str, value: Any, lowest: int) -> int:
+    """Returns `value` as an int of at least `lowest`.
+
+    Raises:
+      TypeError: if it is not an integer known at trace time.
+      ValueError: if it is too small.
+    """
+    try:
+        count = operator.index(value)
+    except TypeError as error:
+        got = f"a {type(value).__name__}; under jit, mark it static"
+        raise TypeError(_wrong(function, name, "be a Python int", got)) from error
+    if count < lowest:
+        raise ValueError(_wrong(function, name, f"be at least {lowest}", count))
+    if count > MAX_KEYS:
+        raise ValueError(_wrong(function, name, "be at most 2**31 - 1", count))
+    return count
+
+
+def _range_or_default(
+    function: str, name: str, value: Any, shape: tuple[int, ...], meaning: str, default: int
+) -> jax.Array:
+    """A row range's end as int32 of `shape`; `default` where it was not given."""
+    if value is None:
+        return jnp.full(shape, default, jnp.int32)
+    x = jnp.asarray(value)
+    _expect_dtype(function, name, x, (jnp.dtype(jnp.int32),))
+    _expect_shape(function, name, x, shape, meaning)
+    return x
+
+
+def check_index(
+    function: str, q: Any, k: Any, weights: Any, k_scale: Any, starts: Any, ends: Any
+) -> tuple[tuple[int, ...], IndexOperands]:
+    """Checks the operands of a scored operation.
+
+    Returns:
+      The batch dimensions *B, and the operands with them flattened to one; an
+      absent k_scale is 1, an absent range is all keys.
+
+    Raises:
+      TypeError, ValueError: naming the argument, what was expected and what came.
+    """
+    q, k, weights = jnp.asarray(q), jnp.asarray(k), jnp.asarray(weights)
+    hint = "" if q.dtype != jnp.float32 else " (see quantize_fp8)"
+    _expect_dtype(function, "q", q, SCORED_DTYPES, hint)
+    _expect_dtype(function, "k", k, (q.dtype,), " where q decides")
+    _expect_dtype(function, "weights", weights, (jnp.dtype(jnp.float32),))
+    if q.ndim < 3:
+        raise ValueError(_wrong(function, "q", "have shape [*B, Q, H, D]", list(q.shape)))
+    *batch, queries, heads, dim = q.shape
+    batch_shape = tuple(batch)
+    if k.ndim != q.ndim - 1 or k.shape[:-2] != batch_shape or k.shape[-1] != dim:
+        wanted = f"have shape [*B, N, D] with *B = {batch} and D = {dim} as q has"
+        raise ValueError(_wrong(function, "k", wanted, list(k.shape)))
+    if heads < 1 or dim < 1:
+        raise ValueError(
+            _wrong(function, "q", "have at least one head and dimension", list(q.shape))
+        )
+    keys = k.shape[-2]
+    _expect_keys(function, "k", keys)
+    _expect_shape(function, "weights", weights, (*batch, queries, heads), "[*B, Q, H]")
+    if k_scale is None:
+        k_scale = jnp.ones((*batch, keys), jnp.float32)
+    else:
+        k_scale = jnp.asarray(k_scale)
+        _expect_dtype(function, "k_scale", k_scale, (jnp.dtype(jnp.float32),))
+        _expect_shape(function, "k_scale", k_scale, (*batch, keys), "[*B, N]")
+    rows = (*batch, queries)
+    starts = _range_or_default(function, "starts", starts, rows, "[*B, Q]", 0)
+    ends = _range_or_default(function, "ends", ends, rows, "[*B, Q]", keys)
+    operands = (q, k, weights, k_scale, starts, ends)
+    flat = math.prod(batch)
+    return batch_shape, IndexOperands(*(x.reshape(flat, *x.shape[len(batch) :]) for x in operands))
+
+
+class TopKOperands(NamedTuple):
+    """The operands of `top_k` with their leading dimensions flattened."""
+
+    x: jax.Array  # [R, N]
+    starts: jax.Array  # [R] int32
+    ends: jax.Array  # [R] int32
+
+
+def check_top_k(
+    function: str, x: Any, k: int, starts: Any, ends: Any
+) -> tuple[tuple[int, ...], TopKOperands]:
+    """Checks the operands of `top_k`; returns *B and the operands flattened to rows.
+
+    Raises:
+      TypeError, ValueError: naming the argument, what was expected and what came.
+    """
+    x = jnp.asarray(x)
+    _expect_dtype(function, "x", x, TOP_K_DTYPES)
+    if x.ndim < 1:
+        raise ValueError(_wrong(function, "x", "have at least one dimension", list(x.shape)))
+    *batch, keys = x.shape
+    _expect_keys(function, "x", keys)
+    if k > keys:
+        raise ValueError(_wrong(function, "k", f"be at most x's last dimension, {keys}", k))
+    starts = _range_or_default(function, "starts", starts, tuple(batch), "[*B]", 0)
+    ends = _range_or_default(function, "ends", ends, tuple(batch), "[*B]", keys)
+    rows = math.prod(batch)
+    return tuple(batch), TopKOperands(
+        x.reshape(rows, keys), starts.reshape(rows), ends.reshape(rows)
+    )

@@ -1,0 +1,55 @@
+"""Quantisation to FP8 as ahead of an indexer: one scale for each vector."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+FP8_MAX = 448.0  # the largest float8_e4m3fn
+
+
+def quantize_fp8(
+    x: jax.Array,
+    *,
+    axis: int = -1,
+    scale: Literal["float32", "power_of_two"] = "float32",
+) -> tuple[jax.Array, jax.Array]:
+    """Quantises vectors to float8_e4m3fn with one float32 scale each.
+
+    scale = max |x| / 448 along `axis` (DeepSeek-V3.2's act_quant), with
+    "power_of_two" rounded up to a power of two (UE8M0).  x / scale is clipped to
+    +-448 before the cast, which in JAX turns larger values into NaN: finite input
+    never gives a NaN.
+
+    Args:
+      x: [..., D, ...] floating point.
+      axis: the axis that shares a scale.
+      scale: "float32" or "power_of_two".
+
+    Returns:
+      (float8_e4m3fn of x's shape, float32 scales of x's shape without `axis`);
+      x is close to values * scale.
+
+    Raises:
+      TypeError: if x is not floating point.
+      ValueError: if `scale` is neither of the two.
+    """
+    x = jnp.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(f"quantize_fp8: x must be floating point, got {x.dtype}")
+    if scale not in ("float32", "power_of_two"):
+        raise ValueError(f'quantize_fp8: scale must be "float32" or "power_of_two", got {scale!r}')
+    largest = jnp.finfo(jnp.float32).max
+    if jnp.finfo(x.dtype).max > largest:  # float64: what float32 cannot hold stays finite
+        x = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
+    x = x.astype(jnp.float32)
+    # The floor keeps the scale a normal number for tiny and for all-zero vectors.
+    amax = jnp.maximum(jnp.max(jnp.abs(x), axis=axis, keepdims=True), np.float32(2.0**-100))
+    scales = amax / np.float32(FP8_MAX)
+    if scale == "power_of_two":
+        mantissa, exponent = jnp.frexp(scales)
+        exponent = jnp.where(mantissa == 0.5, exponent - 1, exponent)
+        scales = jnp.ldexp(np.float32(1.0), exponent)
+    values = jnp.clip(x / scales, -FP8_MAX, FP8_MAX).astype(jnp.float8_e4m3fn)
+    return values, jnp.squeeze(scales, axis)

@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The CPU suite on every supported Python found, with the oldest and the newest jax
+# that it gets.  One wheel serves all jax versions of a Python, and one (abi3) wheel
+# every Python from 3.12 on: each is built once and installed everywhere.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+oldest="jax==0.10.2 jaxlib==0.10.2"
+newest="jax<0.13 jaxlib<0.13"
+wheels=.venvs/wheels
+rm -rf "$wheels"
+
+find_python() { # version -> a path, or nothing
+  command -v "python$1" || ls -d "$HOME"/.pyenv/versions/"$1".*/bin/python 2>/dev/null | tail -n 1
+}
+
+build_wheel() { # python, version
+  "$1" -m venv ".venvs/build-$2"
+  ".venvs/build-$2/bin/pip" wheel --quiet --no-deps -w "$wheels/$2" .
+}
+
+for version in 3.11 3.12 3.13; do
+  python=$(find_python "$version") || true
+  if [ -z "$python" ]; then
+    echo "Python $version: not found, left out"
+    continue
+  fi
+  # 3.13 uses the wheel that 3.12 built.
+  built=$version
+  [ "$version" = 3.13 ] && [ -d "$wheels/3.12" ] && built=3.12
+  [ -d "$wheels/$built" ] || build_wheel "$python" "$built"
+  for jax in "$oldest" "$newest"; do
+    venv=.venvs/test-$version
+    rm -rf "$venv"
+    "$python" -m venv "$venv"
+    # shellcheck disable=SC2086
+    "$venv/bin/pip" install --quiet $(printf '%s ' "$wheels/$built"/*.whl) $jax \
+      "pytest>=8" "hypothesis>=6.100" "matplotlib>=3.8" "tqdm>=4.66"
+    echo "== Python $version, $("$venv/bin/pip" list 2>/dev/null | grep -E '^jax ')"
+    "$venv/bin/pytest" -q -m "not gpu"
+  done
+done
