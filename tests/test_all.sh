@@ -9,8 +9,14 @@ newest="jax<0.13 jaxlib<0.13"
 wheels=.venvs/wheels
 rm -rf "$wheels"
 
-find_python() { # version -> a path, or nothing
-  command -v "python$1" || ls -d "$HOME"/.pyenv/versions/"$1".*/bin/python 2>/dev/null | tail -n 1
+find_python() { # version -> the first that runs, or nothing (a pyenv shim may not)
+  local python
+  for python in "$(command -v "python$1")" "$HOME"/.pyenv/versions/"$1".*/bin/python; do
+    if "$python" -c "" 2>/dev/null; then
+      echo "$python"
+      return
+    fi
+  done
 }
 
 build_wheel() { # python, version

@@ -431,7 +431,12 @@ print(json.dumps({"seen": sorted(seen), "captured": sorted(captured)}))
 @pytest.mark.parametrize("keys", [2000, 40_000])
 def test_cuda_graph(keys, captured):
     """20 runs with changed inputs, captured into a graph and not: right each time."""
-    flag = "--xla_gpu_graph_min_graph_size=1" if captured else "--xla_gpu_enable_command_buffer="
+    # XLA runs without graphs while it profiles, unless told otherwise.
+    flag = (
+        "--xla_gpu_graph_min_graph_size=1 --xla_enable_command_buffers_during_profiling=true"
+        if captured
+        else "--xla_gpu_enable_command_buffer="
+    )
     done = subprocess.run(
         [sys.executable, "-c", GRAPH, str(keys)],
         env=os.environ
