@@ -9,6 +9,13 @@
 
 namespace jax_fused_topk {
 
+// A grid of at least `rows` CTAs: row blockIdx.y * gridDim.x + blockIdx.x.
+inline dim3 row_grid(int64_t rows) {
+  constexpr int64_t kMaxGridX = (int64_t{1} << 31) - 1;
+  const int64_t y = (rows + kMaxGridX - 1) / kMaxGridX;
+  return dim3(static_cast<unsigned>((rows + y - 1) / y), static_cast<unsigned>(y));
+}
+
 // CTAs of a kernel that the current device runs at a time.
 struct Residency {
   int sms = 0, ctas_per_sm = 0;

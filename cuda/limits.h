@@ -45,9 +45,23 @@ inline constexpr int64_t kMinCapacity = 1024;
 inline constexpr int kWarpDigitBits = 8;  // radix digit when a warp selects
 inline constexpr int kCtaDigitBits = 11;  // radix digit when a CTA selects
 inline constexpr int kMergeThreads = 1024;
+
+// --- top_k for large k (top_k_radix.cu).
+
 inline constexpr int kTopkThreads = 512;
 inline constexpr int64_t kMaxSharedSort = 8192;  // larger sorts run in the workspace
 inline constexpr int64_t kMaxTopkCtas = 320;     // of a sort in the workspace
+
+// --- top_k for other k (top_k_filter.cu).
+
+inline constexpr int64_t kMaxFilterTopk = 4096;
+inline constexpr int kFilterThreads = 256;
+inline constexpr uint32_t kFilterTile = 4096;  // elements between two barriers, at most
+// Few long rows are cut into parts, a CTA each: so many in all, two for each SM of an
+// H200, and so many keys at least in a part and in a row that is cut.
+inline constexpr int64_t kMaxTopkParts = 264;
+inline constexpr int64_t kMinPartKeys = kFilterTile;
+inline constexpr int64_t kMinCutKeys = 49152;
 
 JFT_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 JFT_HOST_DEVICE constexpr int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -103,13 +117,49 @@ inline bool top_k_supported(Element element, int64_t keys, int64_t k, Order orde
          keys <= kMaxKeys && k >= 1 && k <= keys && (order != Order::kScore || k <= kMaxSortedTopk);
 }
 
-// CTAs of a top_k whose sort buffers lie in the workspace, 0 if they do not.
+// Candidates that top_k_filter.cu holds in shared memory: k and a tile more.
+JFT_HOST_DEVICE constexpr int64_t top_k_capacity(int64_t k) {
+  return ceil_div(k, 4) * 4 + kFilterTile;
+}
+
+// How top_k_filter.cu cuts rows into parts, and what it keeps in the workspace; a
+// function of shapes only.
+struct TopkParts {
+  int64_t rows, parts, capacity;
+
+  TopkParts(int64_t rows, int64_t keys, int64_t k)
+      : rows(rows), parts(1), capacity(top_k_capacity(k)) {
+    if (rows > 0 && keys >= kMinCutKeys) {
+      parts = max64(1, min64(kMaxTopkParts / rows, keys / kMinPartKeys));
+    }
+  }
+  // Candidates of each part: uint64 [rows][parts][capacity].
+  JFT_HOST_DEVICE uint64_t* pairs(void* workspace) const {
+    return static_cast<uint64_t*>(workspace);
+  }
+  // Their number, above the floor and at it: uint32 [rows][parts][2].
+  JFT_HOST_DEVICE uint32_t* counts(void* workspace) const {
+    return reinterpret_cast<uint32_t*>(pairs(workspace) + rows * parts * capacity);
+  }
+  // CTAs that are done with a row: uint32 [rows].
+  JFT_HOST_DEVICE uint32_t* done(void* workspace) const {
+    return counts(workspace) + 2 * rows * parts;
+  }
+  int64_t bytes() const {
+    if (parts == 1) return 0;
+    return rows * parts * capacity * int64_t{sizeof(uint64_t)} +
+           rows * (2 * parts + 1) * int64_t{sizeof(uint32_t)};
+  }
+};
+
+// CTAs of a top_k for large k whose sort buffers lie in the workspace, 0 if they do not.
 inline int64_t top_k_workspace_ctas(int64_t rows, int64_t k, Order order) {
   return order == Order::kScore && k > kMaxSharedSort ? min64(rows, kMaxTopkCtas) : 0;
 }
 
 // Bytes of TopkParams::workspace; a function of shapes only.
-inline int64_t top_k_workspace_bytes(int64_t rows, int64_t k, Order order) {
+inline int64_t top_k_workspace_bytes(int64_t rows, int64_t keys, int64_t k, Order order) {
+  if (k <= kMaxFilterTopk) return TopkParts(rows, keys, k).bytes();
   const int64_t ctas = top_k_workspace_ctas(rows, k, order);
   return ctas == 0 ? 0 : ctas * next_power_of_two(k) * int64_t{sizeof(uint64_t)};
 }

@@ -1,155 +1,26 @@
-// top_k of ready-made values, in IEEE total order of their bits.
-//
-// Algorithm.  Radix select over the row in global memory (select.cuh), then a
-// stable compaction: values are copied bit for bit, in ascending index, or for
-// Order::kScore as pairs that are sorted.
-//
-// Roles.  A CTA of 16 warps takes a row at a time; a warp takes 1/16 of the row.
-//
-// Memory: 8 KiB histogram and 128 bytes of ranks in shared memory; for
-// Order::kScore 8 next_power_of_two(k) bytes of pairs, in shared memory up to 64
-// KiB (k <= 8192), beyond that in the workspace.
+// top_k of ready-made values: which kernels serve a call.
 
-#include <cuda_runtime.h>
-
-#include "cuda/launch.h"
 #include "cuda/limits.h"
-#include "cuda/select.cuh"
-#include "cuda/sort.cuh"
+#include "cuda/sort_rows.h"
 #include "cuda/top_k.h"
+#include "cuda/top_k_filter.h"
+#include "cuda/top_k_radix.h"
 
 namespace jax_fused_topk {
-namespace {
-
-using TopkGroup = Group<kTopkThreads / 32>;
-
-struct Shared {
-  uint32_t histogram[1 << kCtaDigitBits];
-  SegmentRanks<TopkGroup::kWarps> ranks;
-  alignas(8) uint64_t pairs[1];  // [next_power_of_two(k)], if they fit
-};
-
-// The bits of an element and the unsigned key of their total order.
-struct Float32 {
-  using Bits = uint32_t;
-  static constexpr int kBits = 32;
-  static constexpr Bits kMinusInf = kNegativeInf;
-  __device__ static __forceinline__ uint32_t key(Bits bits) { return total_order_key(bits); }
-  __device__ static __forceinline__ Bits bits(uint32_t key) { return total_order_bits(key); }
-};
-
-// bfloat16 and float16: the same order, another -inf.
-template <uint16_t kMinusInfBits>
-struct Float16 {
-  using Bits = uint16_t;
-  static constexpr int kBits = 16;
-  static constexpr Bits kMinusInf = kMinusInfBits;
-  __device__ static __forceinline__ uint32_t key(Bits bits) {
-    return bits ^ (bits & 0x8000u ? 0xFFFFu : 0x8000u);
-  }
-  __device__ static __forceinline__ Bits bits(uint32_t key) {
-    return static_cast<Bits>(key ^ (key & 0x8000u ? 0x8000u : 0xFFFFu));
-  }
-};
-
-template <class Type>
-struct ValueSource {
-  const typename Type::Bits* values;
-  __device__ __forceinline__ uint32_t key(uint32_t i) const { return Type::key(values[i]); }
-  __device__ __forceinline__ int32_t index(uint32_t i) const { return static_cast<int32_t>(i); }
-};
-
-template <class Type>
-__global__ __launch_bounds__(kTopkThreads,
-                             2) void top_k_kernel(const __grid_constant__ TopkParams p,
-                                                  const bool pairs_in_workspace) {
-  using Bits = typename Type::Bits;
-  extern __shared__ __align__(16) uint8_t memory[];
-  Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const uint32_t k = static_cast<uint32_t>(p.k);
-  const bool sorted = p.order == Order::kScore;
-  uint64_t* pairs = shared.pairs;
-  if (pairs_in_workspace) {
-    pairs = static_cast<uint64_t*>(p.workspace) + blockIdx.x * next_power_of_two(p.k);
-  }
-
-  for (int64_t r = blockIdx.x; r < p.rows; r += gridDim.x) {
-    const KeyRange range = clamp_range(p.starts[r], p.ends[r], p.keys);
-    const uint32_t size = range.size(), count = min(size, k);
-    const DividedRow<ValueSource<Type>> row{{static_cast<const Bits*>(p.x) + r * p.keys},
-                                            static_cast<uint32_t>(range.start),
-                                            static_cast<uint32_t>(range.end),
-                                            TopkGroup::kWarps};
-    Bits* values = static_cast<Bits*>(p.values) + r * p.k;
-    int32_t* indices = p.indices + r * p.k;
-    const auto put = [&](uint32_t position, uint32_t key, int32_t index) {
-      values[position] = Type::bits(key);
-      indices[position] = index;
-    };
-
-    const Threshold threshold =
-        size <= k ? choose_all(size)
-                  : radix_select<TopkGroup, Type::kBits, kCtaDigitBits>(row, k, shared.histogram);
-    collect<TopkGroup>(row, threshold, shared.ranks,
-                       [&](uint32_t position, uint32_t key, int32_t index) {
-                         if (sorted) {
-                           pairs[position] = make_pair(key, index);
-                         } else {
-                           put(position, key, index);
-                         }
-                       });
-    if (sorted) {
-      uint32_t padded = 1;
-      while (padded < count) padded *= 2;
-      for (uint32_t i = count + threadIdx.x; i < padded; i += kTopkThreads) pairs[i] = kNoPair;
-      sort_descending(pairs, padded);
-      for (uint32_t i = threadIdx.x; i < count; i += kTopkThreads) {
-        put(i, pair_key(pairs[i]), pair_index(pairs[i]));
-      }
-      __syncthreads();  // before the next row's pairs
-    }
-    for (uint32_t i = count + threadIdx.x; i < k; i += kTopkThreads) {
-      values[i] = Type::kMinusInf;
-      indices[i] = kNoIndex;
-    }
-  }
-}
-
-template <class Type>
-cudaError_t launch(const TopkParams& p, cudaStream_t stream) {
-  const int64_t workspace_ctas = top_k_workspace_ctas(p.rows, p.k, p.order);
-  size_t bytes = sizeof(Shared);
-  if (p.order == Order::kScore && workspace_ctas == 0) {
-    bytes += next_power_of_two(p.k) * sizeof(uint64_t);
-  }
-  Residency residency;
-  const cudaError_t error = prepare(top_k_kernel<Type>, kTopkThreads, bytes, residency);
-  if (error != cudaSuccess) return error;
-  int64_t ctas = min64(p.rows, int64_t{residency.sms} * residency.ctas_per_sm);
-  if (workspace_ctas > 0) ctas = min64(ctas, workspace_ctas);
-  top_k_kernel<Type>
-      <<<static_cast<unsigned>(ctas), kTopkThreads, bytes, stream>>>(p, workspace_ctas > 0);
-  return cudaGetLastError();
-}
-
-}  // namespace
 
 cudaError_t launch_top_k(const TopkParams& params, cudaStream_t stream) {
   if (!top_k_supported(params.element, params.keys, params.k, params.order)) {
     return cudaErrorInvalidValue;
   }
   if (params.rows <= 0) return cudaSuccess;
-  if (params.workspace_bytes < top_k_workspace_bytes(params.rows, params.k, params.order)) {
+  if (params.workspace_bytes <
+      top_k_workspace_bytes(params.rows, params.keys, params.k, params.order)) {
     return cudaErrorInvalidValue;
   }
-  switch (params.element) {
-    case Element::kF32:
-      return launch<Float32>(params, stream);
-    case Element::kBF16:
-      return launch<Float16<0xFF80>>(params, stream);
-    default:
-      return launch<Float16<0xFC00>>(params, stream);
-  }
+  if (params.k > kMaxFilterTopk) return launch_top_k_radix(params, stream);
+  const cudaError_t error = launch_top_k_filter(params, stream);
+  if (error != cudaSuccess || params.order != Order::kScore) return error;
+  return launch_sort_rows(params, stream);
 }
 
 }  // namespace jax_fused_topk

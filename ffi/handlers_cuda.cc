@@ -109,7 +109,7 @@ ffi::Error top_k(int32_t device, cudaStream_t stream, ffi::AnyBuffer x, S32x1 st
   TopkParams params;
   JFT_RETURN_IF_ERROR(read_top_k(x, starts, ends, order, values, indices, &params));
   JFT_RETURN_IF_ERROR(use_workspace(
-      workspace, top_k_workspace_bytes(params.rows, params.k, params.order), &params));
+      workspace, top_k_workspace_bytes(params.rows, params.keys, params.k, params.order), &params));
   return launch_on(device, stream, launch_top_k, params);
 }
 

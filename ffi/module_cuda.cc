@@ -21,7 +21,7 @@ NB_MODULE(_cuda, m) {
   m.attr("MAX_INDEX_TOPK") = jft::kMaxIndexTopk;
   m.attr("MAX_SORTED_K") = jft::kMaxSortedTopk;
   m.def("index_topk_workspace_bytes", &jft::index_topk_workspace_bytes);
-  m.def("top_k_workspace_bytes", [](int64_t rows, int64_t k, int order) {
-    return jft::top_k_workspace_bytes(rows, k, static_cast<jft::Order>(order));
+  m.def("top_k_workspace_bytes", [](int64_t rows, int64_t keys, int64_t k, int order) {
+    return jft::top_k_workspace_bytes(rows, keys, k, static_cast<jft::Order>(order));
   });
 }

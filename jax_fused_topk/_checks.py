@@ -148,7 +148,7 @@ class TopKOperands(NamedTuple):
 
 
 def check_top_k(
-    function: str, x: Any, k: int, starts: Any, ends: Any
+    function: str, x: Any, k: int, axis: Any, starts: Any, ends: Any
 ) -> tuple[tuple[int, ...], TopKOperands]:
     """Checks the operands of `top_k`; returns *B and the operands flattened to rows.
 
@@ -159,6 +159,9 @@ def check_top_k(
     _expect_dtype(function, "x", x, TOP_K_DTYPES)
     if x.ndim < 1:
         raise ValueError(_wrong(function, "x", "have at least one dimension", list(x.shape)))
+    if axis not in (-1, x.ndim - 1):
+        wanted = f"be the last one, -1 or {x.ndim - 1}; move it there with jnp.moveaxis"
+        raise ValueError(_wrong(function, "axis", wanted, repr(axis)))
     *batch, keys = x.shape
     _expect_keys(function, "x", keys)
     if k > keys:

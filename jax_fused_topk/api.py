@@ -106,6 +106,7 @@ def top_k(
     x: jax.Array,  # [*B, N] float32 | bfloat16 | float16
     k: int,
     *,
+    axis: int = -1,
     starts: jax.Array | None = None,  # [*B] int32
     ends: jax.Array | None = None,  # [*B] int32
     order: Order = "score",
@@ -121,6 +122,7 @@ def top_k(
     Args:
       x: [*B, N] float32, bfloat16 or float16.
       k: how many, 0 to N, static.
+      axis: the last axis only, as -1 or its number.
       starts: [*B] int32, first valid key of each row, clamped to [0, N]; 0 if None.
       ends: [*B] int32, one past the last, clamped likewise; N if None.
       order: "score" for descending values, "index" for ascending indices, "any" for
@@ -136,7 +138,7 @@ def top_k(
     """
     k = _checks.check_count("top_k", "k", k, 0)
     _checks.check_choice("top_k", "order", order, _checks.ORDER_NAMES)
-    batch, operands = _checks.check_top_k("top_k", x, k, starts, ends)
+    batch, operands = _checks.check_top_k("top_k", x, k, axis, starts, ends)
     primitives.check_top_k_implementation(implementation, k, order)
     values, indices = primitives.top_k_p.bind(
         *operands, k=k, order=order, implementation=implementation

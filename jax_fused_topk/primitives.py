@@ -146,10 +146,9 @@ def _lower_top_k(platform: str, ctx: Any, *operands: Any, **params: Any) -> Sequ
     order = _order_attribute(params["order"])
     results = list(ctx.avals_out)
     if platform == "cuda":
-        rows = ctx.avals_in[0].shape[0]
-        results.append(
-            _workspace(_ffi.cuda_module().top_k_workspace_bytes(rows, params["k"], int(order)))
-        )
+        rows, keys = ctx.avals_in[0].shape
+        size = _ffi.cuda_module().top_k_workspace_bytes(rows, keys, params["k"], int(order))
+        results.append(_workspace(size))
     return _call_target(ctx, operands, "top_k", results, order=order)[:2]
 
 

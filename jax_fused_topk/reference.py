@@ -86,6 +86,7 @@ def top_k(
     x: jax.Array,
     k: int,
     *,
+    axis: int = -1,
     starts: jax.Array | None = None,
     ends: jax.Array | None = None,
     order: Literal["index", "score", "any"] = "score",
@@ -93,7 +94,7 @@ def top_k(
     """`jax_fused_topk.top_k` in plain jnp; the same arguments and results."""
     k = _checks.check_count("top_k", "k", k, 0)
     _checks.check_choice("top_k", "order", order, _checks.ORDER_NAMES)
-    batch, operands = _checks.check_top_k("top_k", x, k, starts, ends)
+    batch, operands = _checks.check_top_k("top_k", x, k, axis, starts, ends)
     values, indices = flat_top_k(*operands, k=k, order=order)
     return values.reshape(*batch, k), indices.reshape(*batch, k)
 

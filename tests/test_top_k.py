@@ -102,6 +102,26 @@ def test_adversarial(implementation, name):
     oracles.assert_same(values, expected_values, "values")
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", [1, 700, 4096])
+def test_few_long_rows(kernel, dtype, k):
+    """Rows that are cut into parts: arbitrary, a sorted one, few values, one value, a plateau."""
+    keys = 150_001
+    rng = np.random.default_rng(8)
+    x = any_bits(8, DTYPES[dtype], 5, keys)
+    x[1] = np.linspace(-1, 1, keys).astype(x.dtype)
+    x[2] = rng.integers(0, 8, keys).astype(x.dtype)
+    x[3] = 1
+    x[4] = np.where(rng.random(keys) < 300 / keys, rng.uniform(1, 2, keys), 0).astype(x.dtype)
+    starts = np.array([0, 3, 0, 1, 77_777], np.int32)
+    ends = np.array([keys, keys, keys - 5, keys, keys], np.int32)
+    for order in ("index", "score"):
+        values, indices = kernel.top_k(x, k, starts, ends, order)
+        expected, expected_values = oracles.choose(x, k, starts, ends, order)
+        oracles.assert_same(indices, expected, "indices")
+        oracles.assert_same(values, expected_values, "values")
+
+
 @pytest.mark.parametrize("shape", [(9,), (2, 3, 9), (0, 9), (3, 0), (2, 0, 9)])
 def test_last_axis_of_any_rank(implementation, shape):
     x = np.random.default_rng(5).standard_normal(shape).astype(np.float32)
@@ -184,3 +204,46 @@ def test_lax_top_k_puts_nan_first():
     values, indices = lax_top_k(np.float32([np.nan, -np.inf, np.inf, 0]), 3)
     assert list(indices) == [0, 2, 3]
     assert np.isnan(values[0])
+
+
+@pytest.mark.parametrize("k", [1, 37, 2048])
+def test_every_length(kernel, k):
+    """Rows of 1, 2, ... 5000 valid keys, at offsets that cover every alignment."""
+    longest = 5000 if kernel.name == "cuda" else 600
+    lengths = np.arange(1, longest + 1, dtype=np.int32)
+    x = any_bits(9, np.float32, 1, longest + 8)[0]
+    x = np.broadcast_to(x, (longest, longest + 8))
+    starts = lengths % 8
+    k = min(k, longest)
+    for order in ("index", "score"):
+        values, indices = kernel.top_k(x, k, starts, starts + lengths, order)
+        expected, expected_values = oracles.choose(x, k, starts, starts + lengths, order)
+        oracles.assert_same(indices, expected, "indices")
+        oracles.assert_same(values, expected_values, "values")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("keys", [1, 2, 3, 5, 31, 33, 127, 1000, 1025, 2047, 2049, 4097, 5000])
+def test_cuda_is_lax_top_k_at_every_size(cuda, keys):
+    x = any_bits(keys, np.float32, 9, keys)
+    for k in sorted({1, keys // 2, keys - 1, keys} - {0}):
+        values, indices = cuda.top_k(x, k)
+        expected_values, expected = lax_top_k(x, k)
+        oracles.assert_same(indices, expected, "indices")
+        oracles.assert_same(values, expected_values, "values")
+
+
+@pytest.mark.parametrize("axis", [0, 1, -2, 3])
+def test_only_the_last_axis(axis):
+    message = rf"top_k: axis must be the last one, -1 or 2; move it there .*, got {axis}"
+    with pytest.raises(ValueError, match=message):
+        jax_fused_topk.top_k(jnp.zeros((2, 3, 4)), 2, axis=axis)
+
+
+def test_the_last_axis_by_number():
+    x = jnp.arange(24.0).reshape(2, 3, 4)
+    for axis in (-1, 2):
+        values, indices = jax_fused_topk.top_k(x, 2, axis=axis)
+        expected_values, expected = jax.lax.top_k(x, 2)
+        oracles.assert_same(values, expected_values)
+        oracles.assert_same(indices, expected)
