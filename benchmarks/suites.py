@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 import jax_fused_topk as jft
-from benchmarks.timing import Call, named
+from benchmarks.timing import Call
 
 TOPK = 2048
 HEADS, DIM = 64, 128
@@ -34,8 +34,8 @@ def top_k(shapes: list[tuple[int, int]]) -> Iterator[Case]:
         calls = {}
         for order in ("any", "score"):
             name = f"top_k_{order}"
-            calls[name] = Call(named(name, lambda x, o=order: jft.top_k(x, TOPK, order=o)), (x,))
-        calls["lax_top_k"] = Call(named("lax_top_k", lambda x: lax.top_k(x, TOPK)), (x,))
+            calls[name] = Call(jax.jit(lambda x, o=order: jft.top_k(x, TOPK, order=o)), (x,))
+        calls["lax_top_k"] = Call(jax.jit(lambda x: lax.top_k(x, TOPK)), (x,))
         calls |= _torch_calls(x)
         _check_equal(calls["top_k_score"], calls["lax_top_k"])
         shape = {"q": rows, "n": keys, "h": None, "d": None, "inputs": "random"}
@@ -50,14 +50,12 @@ def index(shapes: list[tuple[int, int]], replay: Path | None) -> Iterator[Case]:
         for order in ("any", "index", "score"):
             name = f"index_topk_{order}"
             calls[name] = Call(
-                named(name, lambda d, o=order: jft.index_topk(**d, topk=TOPK, order=o)), (data,)
+                jax.jit(lambda d, o=order: jft.index_topk(**d, topk=TOPK, order=o)), (data,)
             )
-        calls["index_scores"] = Call(
-            named("index_scores", lambda d: jft.index_scores(**d)), (data,)
-        )
-        calls["index_scores_top_k"] = Call(named("index_scores_top_k", _unfused), (data,))
+        calls["index_scores"] = Call(jax.jit(lambda d: jft.index_scores(**d)), (data,))
+        calls["index_scores_top_k"] = Call(jax.jit(_unfused), (data,))
         if keys <= PLAIN_MAX_KEYS:
-            calls["jnp"] = Call(named("jnp", _plain), (data,))
+            calls["jnp"] = Call(jax.jit(_plain), (data,))
         yield {"q": queries, "n": keys, "h": HEADS, "d": DIM, "inputs": kind}, calls
 
 

@@ -1,8 +1,9 @@
 """Interleaved timing of several implementations on one shape.
 
-Device time is the sum of a call's kernels in the JAX profiler's trace; on a CPU, which
-has none, only wall time is taken.  A function that JAX does not trace (torch's) brings
-its own device timer.  Calls go round and round, each waiting for its result.
+Device time is the sum of a call's kernels in the JAX profiler's trace, which a small
+kernel of its own separates from the next call's; on a CPU only wall time is taken.  A
+function that is not JAX's (torch's) brings its own device timer.  Calls go round and
+round, each waiting for its result.
 """
 
 import collections
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 
 @dataclasses.dataclass
@@ -51,18 +53,8 @@ class Call:
         jax.block_until_ready(self.function(*self.arguments))
 
 
-def named(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` jitted under `name`, by which the trace attributes its kernels."""
-
-    def call(*arguments: Any) -> Any:
-        return function(*arguments)
-
-    call.__name__ = call.__qualname__ = name
-    return jax.jit(call)
-
-
 def interleaved(calls: Mapping[str, Call], repeats: int) -> dict[str, Timed]:
-    """Times calls by turns.  A key is the name that `named` gave the function."""
+    """Times calls by turns, first their wall time and then, traced, their device time."""
     for call in calls.values():
         call(), call()
     wall: dict[str, list[float]] = collections.defaultdict(list)
@@ -74,41 +66,64 @@ def interleaved(calls: Mapping[str, Call], repeats: int) -> dict[str, Timed]:
     device: dict[str, list[float]] = collections.defaultdict(list)
     launches: dict[str, int] = collections.defaultdict(int)
     if jax.default_backend() == "gpu":
-        with tempfile.TemporaryDirectory() as folder:
-            with jax.profiler.trace(folder):
-                for _ in range(repeats):
-                    for name, call in calls.items():
-                        if call.device_timer is None:
-                            call()
-                        else:
-                            device[name].append(call.device_timer())
-            events = _device_events(folder)
-        for name, call in calls.items():
-            if call.device_timer is None:
-                durations = events.get(f"jit_{name}", [])
-                launches[name], rest = divmod(len(durations), repeats)
-                if rest or not durations:
-                    raise RuntimeError(f"{name}: {len(durations)} events for {repeats} calls")
-                each = launches[name]
-                device[name] = [sum(durations[i * each : (i + 1) * each]) for i in range(repeats)]
+        separate = Call(jax.jit(jnp.sin), (jnp.ones(7),))
+        separator = _separator_name(separate)
+
+        def run() -> None:
+            for _ in range(repeats):
+                for name, call in calls.items():
+                    separate()
+                    if call.device_timer is None:
+                        call()
+                    else:
+                        device[name].append(call.device_timer())
+
+        _, *segments = _split(_device_events(run), separator)
+        if len(segments) != repeats * len(calls):
+            raise RuntimeError(f"{len(segments)} calls in the trace, not {repeats * len(calls)}")
+        for i, segment in enumerate(segments):
+            name = list(calls)[i % len(calls)]
+            if calls[name].device_timer is None:
+                device[name].append(sum(segment))
+                launches[name] = len(segment)
     return {name: Timed(device[name], wall[name], launches[name]) for name in calls}
 
 
-def _device_events(folder: str) -> dict[str, list[float]]:
-    """Durations in ms by HLO module, in order of their start."""
-    (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-    found: dict[str, list[tuple[float, float]]] = collections.defaultdict(list)
-    for plane in jax.profiler.ProfileData.from_file(path).planes:
-        if not plane.name.startswith("/device:GPU"):
-            continue
-        for line in plane.lines:
-            if not line.name.startswith("Stream"):
-                continue
-            for event in line.events:
-                module = dict(event.stats).get("hlo_module")
-                if module is not None:
-                    found[str(module)].append((event.start_ns, event.duration_ns / 1e6))
-    return {name: [ms for _, ms in sorted(events)] for name, events in found.items()}
+def _separator_name(separate: Call) -> str:
+    """The name of the kernel that `separate` launches."""
+    separate()
+    names = {name for name, _ in _device_events(separate)}
+    if len(names) != 1:
+        raise RuntimeError(f"the separator launches {names}")
+    return names.pop()
+
+
+def _split(events: list[tuple[str, float]], separator: str) -> list[list[float]]:
+    """Durations before the first separator, between it and the next, ..."""
+    segments: list[list[float]] = [[]]
+    for name, ms in events:
+        if name == separator:
+            segments.append([])
+        else:
+            segments[-1].append(ms)
+    return segments
+
+
+def _device_events(run: Callable[[], Any]) -> list[tuple[str, float]]:
+    """Names and durations in ms of what `run` has the GPU do, in order of their start."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            run()
+        (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
+        events = [
+            (event.start_ns, event.name, event.duration_ns / 1e6)
+            for plane in jax.profiler.ProfileData.from_file(path).planes
+            if plane.name.startswith("/device:GPU")
+            for line in plane.lines
+            if line.name.startswith("Stream")
+            for event in line.events
+        ]
+    return [(name, ms) for _, name, ms in sorted(events)]
 
 
 def sm_mhz() -> int | None:

@@ -383,6 +383,7 @@ import glob, json, sys, tempfile
 import jax, jax.numpy as jnp, numpy as np
 import inputs, jax_fused_topk, oracles, runners
 
+KERNELS = ("index_topk_kernel", "index_scores_kernel", "top_k_filter_kernel")
 cuda = runners.Runner("cuda")
 keys, topk = int(sys.argv[1]), 300
 
@@ -433,10 +434,8 @@ with tempfile.TemporaryDirectory() as folder:
             for event in line.events:
                 graphs += "graphlaunch" in event.name.lower()
                 if plane.name.startswith("/device:GPU"):
-                    graphs += any(name.startswith("cuda_graph") for name, _ in event.stats)
-                    for kernel in ("index_topk_kernel", "index_scores_kernel", "top_k_filter_kernel"):
-                        if kernel in event.name:
-                            seen.add(kernel)
+                    graphs += any(n.startswith("cuda_graph") and v for n, v in event.stats)
+                    seen |= {name for name in KERNELS if name in event.name}
 print(json.dumps({"seen": sorted(seen), "graphs": graphs}))
 """
 
