@@ -4,14 +4,15 @@ set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
 # sm_80 code also runs on 8.6 and 8.9; the PTX serves GPUs newer than 9.0.
 set(CMAKE_CUDA_ARCHITECTURES "80-real;90")
+# Linked into the module, so that importing it needs no toolkit and no driver.
 set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
 
-# NVIDIA's wheels keep the libraries in lib, where CMake looks in lib64.
+# NVIDIA's wheels keep the libraries in lib, where nvcc and CMake look in lib64.
 get_filename_component(CUDA_ROOT "${CMAKE_CUDA_COMPILER}" REALPATH)
 get_filename_component(CUDA_ROOT "${CUDA_ROOT}/../.." ABSOLUTE)
 if(EXISTS "${CUDA_ROOT}/lib/libcudart_static.a")
   set(CMAKE_CUDA_FLAGS "-L${CUDA_ROOT}/lib ${CMAKE_CUDA_FLAGS}")
-  list(APPEND CMAKE_LIBRARY_PATH "${CUDA_ROOT}/lib")
+  link_directories("${CUDA_ROOT}/lib")
 endif()
 
 # Keeps ptxas's report on every kernel beside the build: the tests read it.
@@ -21,11 +22,10 @@ enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
   message(FATAL_ERROR "nvcc 12.8 or newer is needed, ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}")
 endif()
-find_package(CUDAToolkit REQUIRED)
 
 file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cuda/*.cu)
 add_extension(_cuda ffi/module_cuda.cc ffi/handlers_cuda.cc ${CUDA_SOURCES})
 target_compile_options(_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
+target_include_directories(_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 list(JOIN CMAKE_CUDA_ARCHITECTURES "," ARCHITECTURES)
 target_compile_definitions(_cuda PRIVATE JFT_CUDA_ARCHITECTURES="${ARCHITECTURES}")
-target_link_libraries(_cuda PRIVATE CUDA::cudart_static)
