@@ -24,13 +24,15 @@ from jax_fused_topk import build_info
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from receipt import source_sha256
 
-SUITES = ("topk", "index", "cpu")
+SUITES = ("topk", "adversarial", "index", "cpu")
 
 
 def cases(suite: str, replay: Path | None) -> list[Any]:
     """The generators of a suite's cases."""
     if suite == "topk":
         return [suites.top_k(suites.TOP_K_SHAPES)]
+    if suite == "adversarial":
+        return [suites.adversarial(suites.ADVERSARIAL_SHAPES)]
     if suite == "index":
         return [suites.index(suites.INDEX_SHAPES, replay)]
     return [
@@ -68,29 +70,34 @@ def main() -> None:
     lines = []
     print(f"{common['card']}, jax {common['jax']}, run {common['run_id']}")
     for generator in cases(args.suite, args.replay):
-        for shape, calls in tqdm(generator, desc=args.suite, disable=None):
+        for (rows, keys), calls in tqdm(generator, desc=args.suite, disable=None):
             before = sm_mhz()
             timed = interleaved(calls, args.repeats)
-            for name, result in timed.items():
-                base, _, order = name.rpartition("_")
-                ordered = order in ("any", "index", "score")
+            after = sm_mhz()
+            for call, result in zip(calls, timed, strict=True):
+                scored = call.implementation not in suites.STANDALONE
                 line = {
                     **common,
-                    "implementation": base if ordered else name,
-                    "order": order if ordered else None,
-                    **shape,
+                    "implementation": call.implementation,
+                    "order": call.order,
+                    "inputs": call.inputs,
+                    "q": rows,
+                    "n": keys,
+                    "h": suites.HEADS if scored else None,
+                    "d": suites.DIM if scored else None,
                     "device_ms": result.device_ms,
                     "wall_ms": result.wall_ms,
                     "launches": result.launches,
-                    "temp_bytes": temp_bytes(calls[name]),
-                    "sm_mhz": [before, sm_mhz()],
+                    "temp_bytes": temp_bytes(call),
+                    "sm_mhz": [before, after],
                     "device_ms_samples": result.device_ms_samples,
                     "wall_ms_samples": result.wall_ms_samples,
                 }
                 lines.append(line)
-                device_ms = "" if result.device_ms is None else f"{result.device_ms:9.4f}"
+                name = " ".join(filter(None, (call.implementation, call.order, call.inputs)))
+                device_ms = "" if result.device_ms is None else f"{result.device_ms:.4f}"
                 print(
-                    f"{shape['q']:>6} x {shape['n']:<9}{name:<20} device {device_ms:>9} ms"
+                    f"{rows:>6} x {keys:<9}{name:<34} device {device_ms:>9} ms"
                     f"   wall {result.wall_ms:9.4f} ms"
                 )
     if args.out is not None:

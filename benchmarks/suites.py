@@ -20,43 +20,72 @@ TOP_K_SHAPES = [(4096, n) for n in (8192, 16384, 32768, 65536, 131072, 163840)]
 TOP_K_SHAPES += [(64, 131072), (8, 131072), (1, 2**24)]
 INDEX_SHAPES = [(4096, n) for n in (8192, 16384, 32768, 131072)]
 INDEX_SHAPES += [(512, 131072), (64, 131072), (8, 131072)]
+ADVERSARIAL_SHAPES = [(4096, 8192), (4096, 32768), (4096, 131072), (64, 131072), (1, 2**24)]
 CPU_TOP_K_SHAPES = [(64, 32768)]
 CPU_INDEX_SHAPES = [(64, 32768)]
+STANDALONE = ("top_k", "lax.top_k", "torch.topk", "flashinfer.top_k")
 PLAIN_MAX_KEYS = 16384  # plain jnp takes a quarter of a second past it
 
-Case = tuple[dict[str, Any], dict[str, Call]]
+Case = tuple[tuple[int, int], list[Call]]
 
 
 def top_k(shapes: list[tuple[int, int]]) -> Iterator[Case]:
     """Standalone top-k of float32 normal draws, against lax.top_k and those importable."""
     for rows, keys in shapes:
         x = jax.random.normal(jax.random.key(rows + keys), (rows, keys))
-        calls = {}
-        for order in ("any", "score"):
-            name = f"top_k_{order}"
-            calls[name] = Call(jax.jit(lambda x, o=order: jft.top_k(x, TOPK, order=o)), (x,))
-        calls["lax_top_k"] = Call(jax.jit(lambda x: lax.top_k(x, TOPK)), (x,))
-        calls |= _torch_calls(x)
-        _check_equal(calls["top_k_score"], calls["lax_top_k"])
-        shape = {"q": rows, "n": keys, "h": None, "d": None, "inputs": "random"}
-        yield shape, calls
+        ours = [Call("top_k", _top_k(order), (x,), order) for order in ("any", "score")]
+        theirs = Call("lax.top_k", jax.jit(lambda x: lax.top_k(x, TOPK)), (x,), "score")
+        _check_equal(ours[1], theirs)
+        yield (rows, keys), [*ours, theirs, *_torch_calls(x)]
+
+
+def adversarial(shapes: list[tuple[int, int]]) -> Iterator[Case]:
+    """Standalone top-k of inputs that are unkind to a threshold, beside random ones."""
+    for rows, keys in shapes:
+        draws = jax.random.normal(jax.random.key(rows + keys), (rows, keys))
+        kinds = {
+            "random": draws,
+            "ascending": jnp.sort(draws, axis=1),
+            "descending": -jnp.sort(draws, axis=1),
+            "constant": jnp.ones_like(draws),
+            "two values": (draws > 0).astype(jnp.float32),
+            "narrow band": 10 + 1e-6 * draws,
+            "outlier": draws.at[:, keys // 3].set(1e30),
+            "plateau": jnp.where(draws > 2.5, draws, 0),
+        }
+        calls = [
+            Call("top_k", _top_k(order), (x,), order, inputs)
+            for inputs, x in kinds.items()
+            for order in ("any", "score")
+        ]
+        yield (rows, keys), calls
 
 
 def index(shapes: list[tuple[int, int]], replay: Path | None) -> Iterator[Case]:
     """The indexer: fused, unfused and plain jnp; real text where `replay` is given."""
     for queries, keys in shapes:
-        kind, data = _index_inputs(queries, keys, replay)
-        calls = {}
-        for order in ("any", "index", "score"):
-            name = f"index_topk_{order}"
-            calls[name] = Call(
-                jax.jit(lambda d, o=order: jft.index_topk(**d, topk=TOPK, order=o)), (data,)
-            )
-        calls["index_scores"] = Call(jax.jit(lambda d: jft.index_scores(**d)), (data,))
-        calls["index_scores_top_k"] = Call(jax.jit(_unfused), (data,))
+        inputs, data = _index_inputs(queries, keys, replay)
+        calls = [
+            Call("index_topk", _index_topk(order), (data,), order, inputs)
+            for order in ("any", "index", "score")
+        ]
+        scores = jax.jit(lambda d: jft.index_scores(**d))
+        calls.append(Call("index_scores", scores, (data,), None, inputs))
+        calls.append(Call("index_scores+top_k", jax.jit(_unfused), (data,), "any", inputs))
+        if jax.default_backend() == "cpu":
+            oracle = jax.jit(lambda d: jft.reference.index_topk(**d, topk=TOPK))
+            calls.append(Call("reference", oracle, (data,), "index", inputs))
         if keys <= PLAIN_MAX_KEYS:
-            calls["jnp"] = Call(jax.jit(_plain), (data,))
-        yield {"q": queries, "n": keys, "h": HEADS, "d": DIM, "inputs": kind}, calls
+            calls.append(Call("jnp", jax.jit(_plain), (data,), "score", inputs))
+        yield (queries, keys), calls
+
+
+def _top_k(order: Any) -> Callable[..., Any]:
+    return jax.jit(lambda x: jft.top_k(x, TOPK, order=order))
+
+
+def _index_topk(order: Any) -> Callable[..., Any]:
+    return jax.jit(lambda d: jft.index_topk(**d, topk=TOPK, order=order))
 
 
 def _unfused(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -111,20 +140,20 @@ def _check_equal(ours: Call, theirs: Call) -> None:
             raise AssertionError("top_k and lax.top_k differ")
 
 
-def _torch_calls(x: jax.Array) -> dict[str, Call]:
+def _torch_calls(x: jax.Array) -> list[Call]:
     """torch.topk and flashinfer.top_k on the same values, where they are importable."""
     if jax.default_backend() != "gpu" or importlib.util.find_spec("torch") is None:
-        return {}
+        return []
     import torch
 
     values = torch.from_dlpack(x)
     functions: dict[str, Callable[[], Any]] = {
-        "torch_topk": lambda: torch.topk(values, TOPK, sorted=False)
+        "torch.topk": lambda: torch.topk(values, TOPK, sorted=False)
     }
     if importlib.util.find_spec("flashinfer") is not None:
         import flashinfer
 
-        functions["flashinfer_top_k"] = lambda: flashinfer.top_k(values, TOPK)
+        functions["flashinfer.top_k"] = lambda: flashinfer.top_k(values, TOPK)
 
     def timer(function: Callable[[], Any]) -> Callable[[], float]:
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -145,4 +174,6 @@ def _torch_calls(x: jax.Array) -> dict[str, Call]:
 
         return run
 
-    return {name: Call(waiting(f), (), timer(f)) for name, f in functions.items()}
+    return [
+        Call(name, waiting(f), order="any", device_timer=timer(f)) for name, f in functions.items()
+    ]

@@ -6,7 +6,6 @@ function that is not JAX's (torch's) brings its own device timer.  Calls go roun
 round, each waiting for its result.
 """
 
-import collections
 import dataclasses
 import glob
 import shutil
@@ -14,7 +13,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,8 +43,11 @@ class Timed:
 class Call:
     """A jitted function and its arguments, or any function with its own device timer."""
 
+    implementation: str
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
+    order: str | None = None
+    inputs: str = "random"
     device_timer: Callable[[], float] | None = None  # runs once, returns ms
 
     def __call__(self) -> None:
@@ -53,40 +55,39 @@ class Call:
         jax.block_until_ready(self.function(*self.arguments))
 
 
-def interleaved(calls: Mapping[str, Call], repeats: int) -> dict[str, Timed]:
+def interleaved(calls: Sequence[Call], repeats: int) -> list[Timed]:
     """Times calls by turns, first their wall time and then, traced, their device time."""
-    for call in calls.values():
+    for call in calls:
         call(), call()
-    wall: dict[str, list[float]] = collections.defaultdict(list)
+    timed = [Timed([], [], 0) for _ in calls]
     for _ in range(repeats):
-        for name, call in calls.items():
+        for call, result in zip(calls, timed, strict=True):
             begin = time.perf_counter()
             call()
-            wall[name].append((time.perf_counter() - begin) * 1e3)
-    device: dict[str, list[float]] = collections.defaultdict(list)
-    launches: dict[str, int] = collections.defaultdict(int)
-    if jax.default_backend() == "gpu":
-        separate = Call(jax.jit(jnp.sin), (jnp.ones(7),))
-        separator = _separator_name(separate)
+            result.wall_ms_samples.append((time.perf_counter() - begin) * 1e3)
+    if jax.default_backend() != "gpu":
+        return timed
+    separate = Call("separator", jax.jit(jnp.sin), (jnp.ones(7),))
+    separator = _separator_name(separate)
 
-        def run() -> None:
-            for _ in range(repeats):
-                for name, call in calls.items():
-                    separate()
-                    if call.device_timer is None:
-                        call()
-                    else:
-                        device[name].append(call.device_timer())
+    def run() -> None:
+        for _ in range(repeats):
+            for call, result in zip(calls, timed, strict=True):
+                separate()
+                if call.device_timer is None:
+                    call()
+                else:
+                    result.device_ms_samples.append(call.device_timer())
 
-        _, *segments = _split(_device_events(run), separator)
-        if len(segments) != repeats * len(calls):
-            raise RuntimeError(f"{len(segments)} calls in the trace, not {repeats * len(calls)}")
-        for i, segment in enumerate(segments):
-            name = list(calls)[i % len(calls)]
-            if calls[name].device_timer is None:
-                device[name].append(sum(segment))
-                launches[name] = len(segment)
-    return {name: Timed(device[name], wall[name], launches[name]) for name in calls}
+    _, *segments = _split(_device_events(run), separator)
+    if len(segments) != repeats * len(calls):
+        raise RuntimeError(f"{len(segments)} calls in the trace, not {repeats * len(calls)}")
+    for i, segment in enumerate(segments):
+        call, result = calls[i % len(calls)], timed[i % len(calls)]
+        if call.device_timer is None:
+            result.device_ms_samples.append(sum(segment))
+            result.launches = len(segment)
+    return timed
 
 
 def _separator_name(separate: Call) -> str:
