@@ -51,14 +51,23 @@ def _expect_shape(
         )
 
 
-def _expect_keys(function: str, name: str, keys: int) -> None:
-    if keys > MAX_KEYS:
+def _array(function: str, name: str, value: Any) -> jax.Array:
+    try:
+        return jnp.asarray(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        got = f"{type(value).__name__} ({error})"
+        raise TypeError(_wrong(function, name, "be an array", got)) from error
+
+
+def _expect_keys(function: str, name: str, keys: Any) -> None:
+    # A symbolic size (jax.export) can be compared only when it is bound.
+    if isinstance(keys, int) and keys > MAX_KEYS:
         raise ValueError(_wrong(function, name, "have at most 2**31 - 1 keys", keys))
 
 
 def check_choice(function: str, name: str, value: Any, choices: tuple[Any, ...]) -> None:
     """Raises ValueError unless `value` is one of `choices`."""
-    if value not in choices:
+    if not isinstance(value, str | None) or value not in choices:
         listed = ", ".join(repr(c) for c in choices)
         raise ValueError(_wrong(function, name, f"be one of {listed}", repr(value)))
 
@@ -73,7 +82,8 @@ def check_count(function: str, name: str, value: Any, lowest: int) -> int:
     try:
         count = operator.index(value)
     except TypeError as error:
-        got = f"a {type(value).__name__}; under jit, mark it static"
+        traced = "a traced array; mark it static under jit"
+        got = traced if isinstance(value, jax.core.Tracer) else f"{value!r:.60}"
         raise TypeError(_wrong(function, name, "be a Python int", got)) from error
     if count < lowest:
         raise ValueError(_wrong(function, name, f"be at least {lowest}", count))
@@ -82,13 +92,26 @@ def check_count(function: str, name: str, value: Any, lowest: int) -> int:
     return count
 
 
+def check_flag(function: str, name: str, value: Any) -> bool:
+    """Returns `value`; raises TypeError unless it is a bool known at trace time."""
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(
+            _wrong(function, name, "be True or False, known at trace time", f"{value!r:.60}")
+        )
+    return bool(value)
+
+
 def _range_or_default(
     function: str, name: str, value: Any, shape: tuple[int, ...], meaning: str, default: int
 ) -> jax.Array:
     """A row range's end as int32 of `shape`; `default` where it was not given."""
     if value is None:
         return jnp.full(shape, default, jnp.int32)
-    x = jnp.asarray(value)
+    wide = isinstance(value, np.ndarray) and value.dtype in (np.int64, np.uint64)
+    if wide and not jax.config.jax_enable_x64:  # jnp.asarray would drop the upper bits
+        limits = np.iinfo(np.int32)
+        value = np.clip(value, limits.min, limits.max).astype(np.int32)
+    x = _array(function, name, value)
     _expect_dtype(function, name, x, (jnp.dtype(jnp.int32),))
     _expect_shape(function, name, x, shape, meaning)
     return x
@@ -106,7 +129,7 @@ def check_index(
     Raises:
       TypeError, ValueError: naming the argument, what was expected and what came.
     """
-    q, k, weights = jnp.asarray(q), jnp.asarray(k), jnp.asarray(weights)
+    q, k, weights = (_array(function, n, x) for n, x in (("q", q), ("k", k), ("weights", weights)))
     hint = "" if q.dtype != jnp.float32 else " (see quantize_fp8)"
     _expect_dtype(function, "q", q, SCORED_DTYPES, hint)
     _expect_dtype(function, "k", k, (q.dtype,), " where q decides")
@@ -128,7 +151,7 @@ def check_index(
     if k_scale is None:
         k_scale = jnp.ones((*batch, keys), jnp.float32)
     else:
-        k_scale = jnp.asarray(k_scale)
+        k_scale = _array(function, "k_scale", k_scale)
         _expect_dtype(function, "k_scale", k_scale, (jnp.dtype(jnp.float32),))
         _expect_shape(function, "k_scale", k_scale, (*batch, keys), "[*B, N]")
     rows = (*batch, queries)
@@ -155,7 +178,7 @@ def check_top_k(
     Raises:
       TypeError, ValueError: naming the argument, what was expected and what came.
     """
-    x = jnp.asarray(x)
+    x = _array(function, "x", x)
     _expect_dtype(function, "x", x, TOP_K_DTYPES)
     if x.ndim < 1:
         raise ValueError(_wrong(function, "x", "have at least one dimension", list(x.shape)))
@@ -164,7 +187,7 @@ def check_top_k(
         raise ValueError(_wrong(function, "axis", wanted, repr(axis)))
     *batch, keys = x.shape
     _expect_keys(function, "x", keys)
-    if k > keys:
+    if isinstance(keys, int) and k > keys:
         raise ValueError(_wrong(function, "k", f"be at most x's last dimension, {keys}", k))
     starts = _range_or_default(function, "starts", starts, tuple(batch), "[*B]", 0)
     ends = _range_or_default(function, "ends", ends, tuple(batch), "[*B]", keys)

@@ -62,13 +62,14 @@ def index_topk(
     """
     topk = _checks.check_count("index_topk", "topk", topk, 1)
     _checks.check_choice("index_topk", "order", order, _checks.ORDER_NAMES)
+    return_scores = _checks.check_flag("index_topk", "return_scores", return_scores)
     batch, operands = _checks.check_index("index_topk", q, k, weights, k_scale, starts, ends)
     primitives.check_implementation("index_topk", implementation, operands, topk)
     results = primitives.index_topk_p.bind(
         *operands,
         topk=topk,
         order=order,
-        return_scores=bool(return_scores),
+        return_scores=return_scores,
         implementation=implementation,
     )
     shape = (*batch, operands.q.shape[1], topk)

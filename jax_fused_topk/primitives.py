@@ -233,9 +233,13 @@ def _merge(x: jax.Array, axis: int) -> jax.Array:
     return x.reshape(*x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :])
 
 
-def _split(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """Splits `axis` into `size` and the rest."""
-    return x.reshape(*x.shape[:axis], size, x.shape[axis] // size, *x.shape[axis + 1 :])
+def _split(x: jax.Array, axis: int, size: int, each: int) -> jax.Array:
+    """Splits `axis` into `size` and `each`."""
+    return x.reshape(*x.shape[:axis], size, each, *x.shape[axis + 1 :])
+
+
+def _unmapped_shape(x: jax.Array, axis: int | None) -> tuple[int, ...]:
+    return x.shape if axis is None else (*x.shape[:axis], *x.shape[axis + 1 :])
 
 
 def _batch_index(
@@ -254,7 +258,8 @@ def _batch_index(
     names = _checks.IndexOperands._fields
     folded = [fold(n, x, a) for n, x, a in zip(names, operands, axes, strict=True)]
     out = primitive.bind(*folded, **params)
-    return [_split(x, into, size) for x in out], [into] * len(out)
+    each = _unmapped_shape(operands[0], axes[0])[into]
+    return [_split(x, into, size, each) for x in out], [into] * len(out)
 
 
 def _batch_top_k(
@@ -264,7 +269,8 @@ def _batch_top_k(
     size = _mapped_size(operands, axes)
     folded = [_merge(_to_front(x, a, size), 0) for x, a in zip(operands, axes, strict=True)]
     out = top_k_p.bind(*folded, **params)
-    return [_split(x, 0, size) for x in out], [0] * len(out)
+    each = _unmapped_shape(operands[0], axes[0])[0]
+    return [_split(x, 0, size, each) for x in out], [0] * len(out)
 
 
 # Derivatives: none through indices
@@ -276,9 +282,9 @@ def _no_tangent(x: Any) -> Any:
 
 def _refuse_scores(operation: str) -> None:
     raise NotImplementedError(
-        f"jax_fused_topk.{operation}: the scores cannot be differentiated yet. Differentiate "
-        "through scores recomputed at the returned indices, or wrap the inputs in "
-        "jax.lax.stop_gradient."
+        f"jax_fused_topk.{operation}: the scores cannot be differentiated yet, used or not. "
+        "Differentiate through scores recomputed at the returned indices, or wrap the inputs "
+        "in jax.lax.stop_gradient."
     )
 
 
@@ -334,7 +340,11 @@ def _define(
         return jax.jit(functools.partial(primitive.bind, **dict(params)))
 
     # A call outside jit is a jitted call: compiled once for each shape and option.
-    primitive.def_impl(lambda *operands, **params: compiled(tuple(params.items()))(*operands))
+    def impl(*operands: Any, **params: Any) -> list[jax.Array]:
+        with jax.disable_jit(False):  # under disable_jit, jit would bind again, for ever
+            return compiled(tuple(params.items()))(*operands)
+
+    primitive.def_impl(impl)
 
 
 _define(

@@ -35,13 +35,16 @@ def quantize_fp8(
       TypeError: if x is not floating point.
       ValueError: if `scale` is neither of the two.
     """
+    largest = np.finfo(np.float32).max
+    if isinstance(x, float | list | tuple | np.ndarray) and np.asarray(x).dtype == np.float64:
+        x = np.asarray(x)  # before JAX narrows it to float32, where it may overflow
+        x = np.where(np.isfinite(x), np.clip(x, -largest, largest), x)
     x = jnp.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise TypeError(f"quantize_fp8: x must be floating point, got {x.dtype}")
     if scale not in ("float32", "power_of_two"):
         raise ValueError(f'quantize_fp8: scale must be "float32" or "power_of_two", got {scale!r}')
-    largest = jnp.finfo(jnp.float32).max
-    if jnp.finfo(x.dtype).max > largest:  # float64: what float32 cannot hold stays finite
+    if x.dtype == jnp.float64:
         x = jnp.where(jnp.isfinite(x), jnp.clip(x, -largest, largest), x)
     x = x.astype(jnp.float32)
     # The floor keeps the scale a normal number for tiny and for all-zero vectors.

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from jax_fused_topk._checks import check_count
+
 
 def causal_ends(num_queries: int, num_keys: int) -> jax.Array:
     """One past the last key of each causal row: the queries are the last of the keys.
@@ -15,10 +17,10 @@ def causal_ends(num_queries: int, num_keys: int) -> jax.Array:
       int32 [Q]: N - Q + t + 1 for query t, at least 0.
 
     Raises:
-      ValueError: if a count is negative.
+      TypeError: if a count is not an int known at trace time.
+      ValueError: if a count is negative or above 2**31 - 1.
     """
-    for name, value in (("num_queries", num_queries), ("num_keys", num_keys)):
-        if value < 0:
-            raise ValueError(f"causal_ends: {name} must be at least 0, got {value}")
+    num_queries = check_count("causal_ends", "num_queries", num_queries, 0)
+    num_keys = check_count("causal_ends", "num_keys", num_keys, 0)
     first = num_keys - num_queries + 1
     return jnp.maximum(jnp.arange(first, first + num_queries, dtype=jnp.int32), 0)

@@ -176,14 +176,17 @@ def flat_top_k(
     outside = (columns < starts[:, None]) | (columns >= ends[:, None])
     # ~key reverses the order of the keys; the sort is stable, so ties keep theirs.
     descending = ~_order_key(x)
-    operands = (outside, descending, columns, x)
-    outside, _, columns, values = (a[:, :k] for a in lax.sort(operands, num_keys=2))
+    operands = (outside, descending, columns)
+    outside, descending, columns = (a[:, :k] for a in lax.sort(operands, num_keys=2))
     columns = jnp.where(outside, -1, columns)
-    values = jnp.where(outside, jnp.array(-jnp.inf, x.dtype), values)
     if order != "score":
         place = jnp.where(outside, np.int32(_checks.MAX_KEYS), columns)
-        _, columns, values = lax.sort((place, columns, values), num_keys=1)
-    return values, columns
+        _, outside, descending, columns = lax.sort(
+            (place, outside, descending, columns), num_keys=1
+        )
+    # From the keys, which keep NaN payloads that a sort of floats would not.
+    values = _from_order_key(~descending, x.dtype)
+    return jnp.where(outside, jnp.array(-jnp.inf, x.dtype), values), columns
 
 
 def _over_row_blocks(
@@ -271,11 +274,10 @@ def _order_key(x: jax.Array) -> jax.Array:
     return jnp.where(bits < 0, bits ^ jnp.array(jnp.iinfo(dtype).max, dtype), bits)
 
 
-def _from_order_key(key: jax.Array) -> jax.Array:
+def _from_order_key(key: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
     """The inverse of `_order_key`, which is its own inverse on the bits."""
-    return lax.bitcast_convert_type(
-        jnp.where(key < 0, key ^ np.int32(0x7FFFFFFF), key), jnp.float32
-    )
+    bits = jnp.where(key < 0, key ^ jnp.array(jnp.iinfo(key.dtype).max, key.dtype), key)
+    return lax.bitcast_convert_type(bits, dtype)
 
 
 def _vary_like(tree: _T, like: Any) -> _T:

@@ -52,6 +52,13 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.skip(reason=missing))
 
 
+def pytest_sessionfinish(session, exitstatus):
+    """A run that was to write a receipt and could not has failed."""
+    asked = session.config.getoption("--gpu-receipt") is not None
+    if asked and exitstatus == 0 and runners.missing_for_cuda() is not None:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
+
+
 def pytest_terminal_summary(terminalreporter, config):
     """Writes the receipt of a run on a GPU, whatever its outcome."""
     path = config.getoption("--gpu-receipt")

@@ -218,3 +218,11 @@ def test_float64_beyond_float32_gives_no_nan(scale):
     assert np.isfinite(np.asarray(scales))
     got = np.asarray(values).astype(np.float32)
     assert got[0] == -got[1] > 200 and got[2] == 0
+
+
+def test_host_float64_beyond_float32_gives_no_nan():
+    """Without x64, JAX would narrow it to an infinity first."""
+    for x in (np.array([1.0, 1e300]), [1.0, 1e39]):
+        values, scales = jax_fused_topk.quantize_fp8(x)
+        assert np.isfinite(np.asarray(values).astype(np.float32)).all()
+        assert np.isfinite(np.asarray(scales))

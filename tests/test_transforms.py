@@ -464,3 +464,26 @@ def test_x64_changes_nothing(implementation, x):
         mapped = jax.jit(jax.vmap(run))(*implementation.put(tuple(x)))
         assert mapped[1].dtype == jnp.int32
         oracles.assert_same(mapped[1], expected[1])
+
+
+def test_without_jit():
+    x = jnp.arange(5.0)
+    with jax.disable_jit():
+        values, indices = jax_fused_topk.top_k(x, 2)
+    oracles.assert_same(indices, np.int32([4, 3]))
+    oracles.assert_same(values, np.float32([4, 3]))
+
+
+@pytest.mark.parametrize("implementation", ["cpu", "reference"])
+def test_vmap_over_nothing(implementation):
+    """An axis of size 0 gives empty results of the right shape."""
+    x = inputs.random(1, 3, 20, 2, 16)
+    run = functools.partial(
+        jax_fused_topk.index_topk, topk=4, return_scores=True, implementation=implementation
+    )
+    none = jnp.zeros((0, *x.q.shape), x.q.dtype)
+    for keys, axis in ((x.k, None), (jnp.zeros((0, *x.k.shape), x.k.dtype), 0)):
+        scores, indices = jax.vmap(run, in_axes=(0, axis, None))(none, keys, x.weights)
+        assert scores.shape == indices.shape == (0, 3, 4)
+    top_k = functools.partial(jax_fused_topk.top_k, k=2, implementation=implementation)
+    assert jax.vmap(top_k)(jnp.zeros((0, 5, 7)))[1].shape == (0, 5, 2)
