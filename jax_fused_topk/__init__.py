@@ -4,6 +4,9 @@ What lives where:
 
 - `api`: the public functions and their checks.
 - `primitives`: the JAX primitives behind them, with lowering, batching and jvp.
+- `derivatives`: the gradient of the chosen scores.
+- `selection`: gather and scatter at chosen indices.
+- `exporting`: what `jax.export` must be told.
 - `reference`: pure jnp, the oracle and the path for every other platform.
 - `quantization`, `ranges`: FP8 quantisation and row ranges.
 - `_ffi`: loads the compiled modules `_cpu` and `_cuda` and registers their handlers.
@@ -12,15 +15,22 @@ What lives where:
 from jax_fused_topk import reference
 from jax_fused_topk._ffi import build_info
 from jax_fused_topk.api import index_scores, index_topk, top_k
+from jax_fused_topk.derivatives import CHECKPOINT_NAMES
+from jax_fused_topk.exporting import EXPORT_CHECKS
 from jax_fused_topk.quantization import quantize_fp8
 from jax_fused_topk.ranges import causal_ends
+from jax_fused_topk.selection import gather_selected, scatter_selected
 
 __all__ = [
+    "CHECKPOINT_NAMES",
+    "EXPORT_CHECKS",
     "build_info",
     "causal_ends",
+    "gather_selected",
     "index_scores",
     "index_topk",
     "quantize_fp8",
     "reference",
+    "scatter_selected",
     "top_k",
 ]

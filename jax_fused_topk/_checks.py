@@ -195,3 +195,33 @@ def check_top_k(
     return tuple(batch), TopKOperands(
         x.reshape(rows, keys), starts.reshape(rows), ends.reshape(rows)
     )
+
+
+def check_selected(
+    function: str, name: str, x: Any, indices: Any, indexed: int
+) -> tuple[jax.Array, jax.Array]:
+    """Checks indices [*B, Q, K] and what they select from or for; returns both as arrays.
+
+    Args:
+      function: the caller, for messages.
+      name: the name of `x`, for messages.
+      x: [*B, N, ...] if `indexed` is 1, [*B, Q, K, ...] if it is 2.
+      indices: int32 [*B, Q, K].
+      indexed: how many dimensions of `x` follow *B and belong to the indices.
+
+    Raises:
+      TypeError, ValueError: naming the argument, what was expected and what came.
+    """
+    x, indices = jnp.asarray(x), jnp.asarray(indices)
+    _expect_dtype(function, "indices", indices, (jnp.dtype(jnp.int32),))
+    if indices.ndim < 2:
+        raise ValueError(_wrong(function, "indices", "have shape [*B, Q, K]", list(indices.shape)))
+    batch = indices.shape[:-2]
+    leading = batch if indexed == 1 else indices.shape
+    if x.ndim < len(batch) + indexed or x.shape[: len(leading)] != leading:
+        meaning = "[*B, N, ...]" if indexed == 1 else "[*B, Q, K, ...]"
+        wanted = f"have shape {meaning} as indices {list(indices.shape)} has"
+        raise ValueError(_wrong(function, name, wanted, list(x.shape)))
+    if indexed == 1:
+        _expect_keys(function, name, x.shape[len(batch)])
+    return x, indices

@@ -3,8 +3,10 @@
 from typing import Literal
 
 import jax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
-from jax_fused_topk import _checks, primitives
+from jax_fused_topk import _checks, derivatives, primitives
 
 Order = Literal["index", "score", "any"]
 Implementation = Literal["cuda", "cpu", "reference"] | None
@@ -33,6 +35,12 @@ def index_topk(
     above +inf, larger first, equal scores by lower index.  No [Q, N] array exists
     on the way.
 
+    No gradient flows through the indices.  The scores of `return_scores` are
+    differentiable in q, k, weights and k_scale at constant indices; float8 q and k are
+    constants.  The derivative (`derivatives` has its formula) computes the K chosen
+    pairs of a row again, a chunk of rows at a time; a -1 has none.  The results carry
+    the names `CHECKPOINT_NAMES` for `jax.checkpoint` policies.
+
     Args:
       q: queries of H heads, [*B, Q, H, D], float8_e4m3fn or bfloat16.
       k: keys, one for all heads, [*B, N, D], of q's dtype.
@@ -58,25 +66,30 @@ def index_topk(
         implementation serves the shape.
       RuntimeError: if implementation="cuda" and the CUDA kernels are not available.
       NotImplementedError: when lowering for a platform that the forced implementation
-        does not run on, and when differentiating the scores.
+        does not run on.
     """
     topk = _checks.check_count("index_topk", "topk", topk, 1)
     _checks.check_choice("index_topk", "order", order, _checks.ORDER_NAMES)
     return_scores = _checks.check_flag("index_topk", "return_scores", return_scores)
     batch, operands = _checks.check_index("index_topk", q, k, weights, k_scale, starts, ends)
     primitives.check_implementation("index_topk", implementation, operands, topk)
+    # The scores' derivative is a rule of its own, below.
     results = primitives.index_topk_p.bind(
-        *operands,
+        *(lax.stop_gradient(operands) if return_scores else operands),
         topk=topk,
         order=order,
         return_scores=return_scores,
         implementation=implementation,
     )
     shape = (*batch, operands.q.shape[1], topk)
-    if return_scores:
-        scores, indices = results
-        return scores.reshape(shape), indices.reshape(shape)
-    return results[0].reshape(shape)
+    indices_name, scores_name = derivatives.CHECKPOINT_NAMES
+    indices = checkpoint_name(results[-1], indices_name)
+    if not return_scores:
+        return indices.reshape(shape)
+    scores = derivatives.differentiable_scores(
+        checkpoint_name(results[0], scores_name), indices, *operands[:4]
+    )
+    return scores.reshape(shape), indices.reshape(shape)
 
 
 def index_scores(
@@ -91,7 +104,8 @@ def index_scores(
 ) -> jax.Array:
     """The scores `index_topk` chooses by, bit for bit, as one array.
 
-    Arguments and errors are those of `index_topk`.
+    Arguments and errors are those of `index_topk`.  Not differentiable: that raises
+    NotImplementedError, with advice.
 
     Returns:
       float32 [*B, Q, N], -inf outside the row's range.  Every NaN is the same

@@ -280,19 +280,19 @@ def _no_tangent(x: Any) -> Any:
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
-def _refuse_scores(operation: str) -> None:
+def _refuse(operation: str, advice: str) -> None:
     raise NotImplementedError(
-        f"jax_fused_topk.{operation}: the scores cannot be differentiated yet, used or not. "
-        "Differentiate through scores recomputed at the returned indices, or wrap the inputs "
-        "in jax.lax.stop_gradient."
+        f"jax_fused_topk.{operation}: the scores cannot be differentiated. {advice}, or wrap "
+        "the inputs in jax.lax.stop_gradient."
     )
 
 
 def _index_topk_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
+    # The public function stops the tangents and lays its own rule over the scores.
     if params["return_scores"] and not all(type(t) is ad.Zero for t in tangents):
-        _refuse_scores("index_topk(return_scores=True)")
+        _refuse("index_topk's primitive", "Pass them through derivatives.differentiable_scores")
     out = index_topk_p.bind(*primals, **params)
     return out, [_no_tangent(x) for x in out]
 
@@ -301,7 +301,7 @@ def _index_scores_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
     if not all(type(t) is ad.Zero for t in tangents):
-        _refuse_scores("index_scores")
+        _refuse("index_scores", "Differentiate the scores of index_topk(..., return_scores=True)")
     out = index_scores_p.bind(*primals, **params)
     return out, [_no_tangent(x) for x in out]
 

@@ -41,7 +41,7 @@ for version in 3.11 3.12 3.13; do
     "$python" -m venv "$venv"
     # shellcheck disable=SC2086
     "$venv/bin/pip" install --quiet $(printf '%s ' "$wheels/$built"/*.whl) $jax \
-      "pytest>=8" "hypothesis>=6.100" "matplotlib>=3.8" "tqdm>=4.66"
+      "pytest>=8" "hypothesis>=6.100" "flatbuffers>=24" "matplotlib>=3.8" "tqdm>=4.66"
     found=$("$venv/bin/pip" list 2>/dev/null | grep -E '^jax ')
     [ "$found" != "$tested" ] || continue # this Python gets one version only
     tested=$found

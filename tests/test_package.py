@@ -31,12 +31,16 @@ def python(code, cwd, **environment):
 
 def test_public_names():
     assert jax_fused_topk.__all__ == [
+        "CHECKPOINT_NAMES",
+        "EXPORT_CHECKS",
         "build_info",
         "causal_ends",
+        "gather_selected",
         "index_scores",
         "index_topk",
         "quantize_fp8",
         "reference",
+        "scatter_selected",
         "top_k",
     ]
     for name in jax_fused_topk.__all__:
