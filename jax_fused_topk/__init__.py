@@ -7,6 +7,8 @@ What lives where:
 - `derivatives`: the gradient of the chosen scores.
 - `selection`: gather and scatter at chosen indices.
 - `exporting`: what `jax.export` must be told.
+- `sharding`: context parallelism, the keys shared out over devices.
+- `_partition`: how XLA splits a call over the devices of a sharded `jit`.
 - `reference`: pure jnp, the oracle and the path for every other platform.
 - `quantization`, `ranges`: FP8 quantisation and row ranges.
 - `_ffi`: loads the compiled modules `_cpu` and `_cuda` and registers their handlers.
@@ -20,6 +22,7 @@ from jax_fused_topk.exporting import EXPORT_CHECKS
 from jax_fused_topk.quantization import quantize_fp8
 from jax_fused_topk.ranges import causal_ends
 from jax_fused_topk.selection import gather_selected, scatter_selected
+from jax_fused_topk.sharding import index_topk_sharded_keys
 
 __all__ = [
     "CHECKPOINT_NAMES",
@@ -29,6 +32,7 @@ __all__ = [
     "gather_selected",
     "index_scores",
     "index_topk",
+    "index_topk_sharded_keys",
     "quantize_fp8",
     "reference",
     "scatter_selected",

@@ -8,7 +8,8 @@ Operands have one batch axis (`_checks` flattens the others):
     top_k_p         x [R, N], starts [R], ends [R] -> values [R, k], indices [R, k]
 
 Each lowers to one FFI custom call on a CPU and on CUDA, and to the reference on
-every other platform and for shapes that no kernel serves.
+every other platform and for shapes that no kernel serves.  In a module that XLA
+partitions, `_partition` wraps the call so that each device serves its own rows.
 """
 
 import functools
@@ -21,15 +22,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
-from jax.sharding import ManualAxisType, PartitionSpec
+from jax.sharding import ManualAxisType
 
-from jax_fused_topk import _checks, _ffi, reference
+from jax_fused_topk import _checks, _ffi, _partition, reference
 
 index_topk_p = Primitive("jax_fused_topk_index_topk")
 index_scores_p = Primitive("jax_fused_topk_index_scores")
 top_k_p = Primitive("jax_fused_topk_top_k")
 
 Lowering = Callable[..., Sequence[Any]]
+
+_INDEX_DIMENSIONS = {
+    "q": "b q h d", "k": "b n d", "weights": "b q h", "k_scale": "b n",
+    "starts": "b q", "ends": "b q",
+}  # fmt: skip
+_INDEX_TOPK_RULE = _partition.Rule(_INDEX_DIMENSIONS, "b q t", split="b q")
+_INDEX_SCORES_RULE = _partition.Rule(_INDEX_DIMENSIONS, "b q n", split="b q")
+_TOP_K_RULE = _partition.Rule({"x": "r n", "starts": "r", "ends": "r"}, "r t", split="r")
 
 
 # What serves a call
@@ -67,16 +76,27 @@ def _warn_no_cuda(operation: str) -> None:
 # Abstract evaluation
 
 
-def _result_avals(avals: Sequence[Any], *results: tuple[tuple[int, ...], Any]) -> list[Any]:
-    """Arrays of the given (shape, dtype) that vary over every manual axis an input varies over."""
+def _result_avals(
+    operation: str,
+    rule: _partition.Rule,
+    avals: Sequence[Any],
+    *results: tuple[tuple[int, ...], Any],
+) -> list[Any]:
+    """Arrays of the given (shape, dtype).
+
+    They vary over every manual axis an input varies over, and are sharded over explicit
+    axes as `rule` has it.
+    """
     varying = frozenset[str]().union(*(a.manual_axis_type.varying for a in avals))
     first = avals[0]
+    sharding = next((a.sharding for a in avals if not a.sharding.mesh.empty), first.sharding)
+    spec = rule.result_spec(operation, avals)
     return [
         first.update(
             shape=shape,
             dtype=jnp.dtype(dtype),
             weak_type=False,
-            sharding=first.sharding.update(spec=PartitionSpec(*[None] * len(shape))),
+            sharding=sharding.update(spec=spec),
             manual_axis_type=ManualAxisType(varying=varying),
         )
         for shape, dtype in results
@@ -87,18 +107,19 @@ def _index_topk_abstract(
     *avals: Any, topk: int, order: str, return_scores: bool, implementation: str | None
 ) -> list[Any]:
     shape = (*avals[0].shape[:2], topk)
-    indices = (shape, jnp.int32)
-    return _result_avals(avals, *([(shape, jnp.float32), indices] if return_scores else [indices]))
+    results = [(shape, jnp.float32)] * bool(return_scores) + [(shape, jnp.int32)]
+    return _result_avals("index_topk", _INDEX_TOPK_RULE, avals, *results)
 
 
 def _index_scores_abstract(*avals: Any, implementation: str | None) -> list[Any]:
-    batch, queries = avals[0].shape[:2]
-    return _result_avals(avals, ((batch, queries, avals[1].shape[1]), jnp.float32))
+    shape = (*avals[0].shape[:2], avals[1].shape[1])
+    return _result_avals("index_scores", _INDEX_SCORES_RULE, avals, (shape, jnp.float32))
 
 
 def _top_k_abstract(*avals: Any, k: int, order: str, implementation: str | None) -> list[Any]:
     shape = (avals[0].shape[0], k)
-    return _result_avals(avals, (shape, avals[0].dtype), (shape, jnp.int32))
+    results = (shape, avals[0].dtype), (shape, jnp.int32)
+    return _result_avals("top_k", _TOP_K_RULE, avals, *results)
 
 
 # Lowering
@@ -187,6 +208,7 @@ def _register_lowerings(
     call: Lowering,
     fallback: Callable[..., list[jax.Array]],
     cuda_limit: Callable[[Any, dict[str, Any]], str | None],
+    sharding: _partition.Rule,
 ) -> None:
     """One rule a platform; the forced implementation is honoured or refused."""
     lower_reference = mlir.lower_fun(fallback, multiple_results=True)
@@ -205,6 +227,8 @@ def _register_lowerings(
             else:
                 _warn_no_cuda(operation)
                 use_kernel = False
+        if use_kernel and _partition.applies(ctx):
+            return _partition.lower(primitive, sharding, ctx, *operands, **params)
         if use_kernel:
             return call(platform, ctx, *operands, **params)
         return lower_reference(ctx, *operands, **params)
@@ -362,9 +386,26 @@ _define(
 _define(top_k_p, abstract=_top_k_abstract, jvp=_top_k_jvp, batch=_batch_top_k)
 
 _register_lowerings(
-    index_topk_p, "index_topk", _lower_index_topk, _reference_index_topk, _index_limit
+    index_topk_p,
+    "index_topk",
+    _lower_index_topk,
+    _reference_index_topk,
+    _index_limit,
+    _INDEX_TOPK_RULE,
 )
 _register_lowerings(
-    index_scores_p, "index_scores", _lower_index_scores, _reference_index_scores, _index_limit
+    index_scores_p,
+    "index_scores",
+    _lower_index_scores,
+    _reference_index_scores,
+    _index_limit,
+    _INDEX_SCORES_RULE,
 )
-_register_lowerings(top_k_p, "top_k", _lower_top_k, _reference_top_k, _top_k_limit)
+_register_lowerings(
+    top_k_p,
+    "top_k",
+    _lower_top_k,
+    _reference_top_k,
+    _top_k_limit,
+    _TOP_K_RULE,
+)

@@ -38,6 +38,7 @@ def test_public_names():
         "gather_selected",
         "index_scores",
         "index_topk",
+        "index_topk_sharded_keys",
         "quantize_fp8",
         "reference",
         "scatter_selected",

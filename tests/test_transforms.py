@@ -344,7 +344,7 @@ def test_shard_map_of_top_k(host):
 
 
 def test_plain_jit_of_sharded_arrays_is_right(host):
-    """Without shard_map XLA may gather the operands; the result stays the same."""
+    """Without shard_map the kernels split (test_sharding) and the reference may gather."""
     x, mesh = sharded_inputs(), cpu_mesh()
     run = operation("index_topk", host)
     got = jax.jit(run)(*place(mesh, x, QUERY_SPECS))

@@ -1,0 +1,125 @@
+"""Context parallelism: the keys of `index_topk` shared out over devices.
+
+Sharded batches and queries need nothing from here: `jit` and `shard_map` split the
+calls by themselves.
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_fused_topk import _checks, api
+
+_NAME = "index_topk_sharded_keys"
+
+# The bits of a float32 that `top_k` ranks below every score: a negative NaN.
+_UNUSED = np.int32(-1)
+
+
+def index_topk_sharded_keys(
+    q: jax.Array,  # [*B, Q, H, D] float8_e4m3fn | bfloat16
+    k: jax.Array,  # [*B, N / devices, D] q's dtype
+    weights: jax.Array,  # [*B, Q, H] float32
+    *,
+    axis_name: str | Sequence[str],
+    topk: int = 2048,
+    k_scale: jax.Array | None = None,  # [*B, N / devices] float32
+    starts: jax.Array | None = None,  # [*B, Q] int32
+    ends: jax.Array | None = None,  # [*B, Q] int32
+    order: api.Order = "index",
+    return_scores: bool = False,
+    implementation: api.Implementation = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """`index_topk` inside `jax.shard_map` over keys that lie on several devices.
+
+    Device i along `axis_name` holds keys [i N/devices, (i + 1) N/devices).  It chooses
+    its own best, one all-gather brings K (score, index) pairs a row and device together,
+    and every device merges them.  The result is `index_topk`'s over all keys, bit for bit.
+
+    Args:
+      q: queries, [*B, Q, H, D], float8_e4m3fn or bfloat16, the same along `axis_name`.
+      k: this device's keys, [*B, N / devices, D], of q's dtype.
+      weights: [*B, Q, H] float32, the same along `axis_name`.
+      axis_name: the mesh axis, or axes (major first), that the keys are sharded over.
+      topk: K, at least 1, static.  It may exceed the keys of one device, and N.
+      k_scale: this device's scales, [*B, N / devices] float32; 1 if None.
+      starts: [*B, Q] int32, first valid key of each row among all N; 0 if None.
+      ends: [*B, Q] int32, one past the last among all N; N if None.
+      order: as for `index_topk`.
+      return_scores: also return the chosen keys' scores.
+      implementation: as for `index_topk`.
+
+    Returns:
+      indices int32 [*B, Q, topk] among all N keys, equal on every device of `axis_name`
+      and typed so; with `return_scores`, (scores float32, indices).
+
+    Raises:
+      NameError: if `axis_name` is not an axis of a surrounding `jax.shard_map`.
+      ValueError: if the devices hold 2**31 keys or more together.
+      TypeError, ValueError, RuntimeError, NotImplementedError: as `index_topk`.
+    """
+    topk = _checks.check_count(_NAME, "topk", topk, 1)
+    _checks.check_choice(_NAME, "order", order, _checks.ORDER_NAMES)
+    axis_names = axis_name if isinstance(axis_name, str) else tuple(axis_name)
+    devices = int(lax.axis_size(axis_names))
+    batch, operands = _checks.check_index(_NAME, q, k, weights, k_scale, starts, ends)
+    held = operands.k.shape[1]
+    if devices * held > _checks.MAX_KEYS:
+        wanted = f"{_NAME}: k must have at most 2**31 - 1 keys on all {devices} devices together"
+        raise ValueError(f"{wanted}, got {devices} * {held}")
+
+    if not return_scores:  # the scores are asked for on the way, and have no derivative
+        q, k, weights, k_scale = lax.stop_gradient((q, k, weights, k_scale))
+    first = lax.axis_index(axis_names) * held
+    rows = (*batch, operands.q.shape[1])
+    limit = np.int32(devices * held)
+    begin = jnp.zeros(rows, jnp.int32) if starts is None else jnp.clip(starts, 0, limit)
+    end = jnp.full(rows, limit) if ends is None else jnp.clip(ends, 0, limit)
+    # Ascending indices: the gathered pairs of a row then ascend as a whole.
+    scores, indices = api.index_topk(
+        q, k, weights, topk=min(topk, max(held, 1)), k_scale=k_scale,
+        starts=begin - first, ends=end - first,
+        order="index", return_scores=True, implementation=implementation,
+    )  # fmt: skip
+    scores, indices = _gather(scores, jnp.where(indices < 0, -1, indices + first), axis_names)
+    scores, indices = _merge(scores, indices, topk, order, implementation)
+    return (scores, indices) if return_scores else indices
+
+
+def _gather(
+    scores: jax.Array, indices: jax.Array, axis_names: str | tuple[str, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """[..., k] of each device -> [..., devices * k], in the devices' order, in one all-gather."""
+    bits = jnp.where(indices < 0, _UNUSED, lax.bitcast_convert_type(scores, jnp.int32))
+    pairs = jnp.stack([bits, indices])
+    pairs = lax.all_gather(pairs, axis_names, axis=pairs.ndim - 1, tiled=True, to="invarying")
+    return lax.bitcast_convert_type(pairs[0], jnp.float32), pairs[1]
+
+
+def _merge(
+    scores: jax.Array,
+    indices: jax.Array,
+    topk: int,
+    order: api.Order,
+    implementation: api.Implementation,
+) -> tuple[jax.Array, jax.Array]:
+    """The best `topk` of ascending candidates [..., C]; unused ones are -NaN and -1.
+
+    `top_k` gives ties to the lower position, which is the lower index.
+    """
+    best = min(topk, scores.shape[-1])
+    scores, places = api.top_k(scores, best, order="score", implementation=implementation)
+    indices = jnp.take_along_axis(indices, places, axis=-1)
+    if order == "index":
+        # Ascending indices, the unused places last.
+        place = jnp.where(indices < 0, np.int32(_checks.MAX_KEYS), indices)
+        _, scores, indices = lax.sort((place, scores, indices), num_keys=1)
+    scores = jnp.where(indices < 0, -jnp.inf, scores)
+    pad = [(0, 0)] * (scores.ndim - 1) + [(0, topk - best)]
+    return (
+        jnp.pad(scores, pad, constant_values=-jnp.inf),
+        jnp.pad(indices, pad, constant_values=-1),
+    )
