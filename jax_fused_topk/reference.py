@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from jax_fused_topk import _checks
+from jax_fused_topk._vary import vary_like
 
 ROW_BLOCK = 64
 KEY_BLOCK = 8192
@@ -129,7 +130,7 @@ def flat_index_topk(
 
         shape = (rows.q.shape[0], topk)
         none = jnp.full(shape, _INVALID), jnp.full(shape, -1, jnp.int32)
-        (best, columns), _ = lax.scan(step, _vary_like(none, (rows, keys)), keys)
+        (best, columns), _ = lax.scan(step, vary_like(none, (rows, keys)), keys)
         return best, columns
 
     best, columns = _over_row_blocks(choose, q, k, weights, k_scale, starts, ends)
@@ -217,7 +218,7 @@ def _over_row_blocks(
         blocks = _Keys(
             _blocks(k, key_blocks, keys_each), _blocks(k_scale, key_blocks, keys_each), columns
         )
-        blocks = _vary_like(blocks, entry)
+        blocks = vary_like(blocks, entry)
         out = lax.map(lambda row: function(row, blocks), rows)
         return jax.tree.map(
             lambda x: x.reshape(row_blocks * rows_each, *x.shape[2:])[:queries], out
@@ -252,7 +253,7 @@ def _block_scores(rows: _Rows, keys: _Keys) -> tuple[jax.Array, jax.Array]:
 
     zero = jnp.zeros((rows.q.shape[0], keys.k.shape[0]), jnp.float32)
     heads = (jnp.swapaxes(rows.q, 0, 1), rows.weights.T)
-    total, _ = lax.scan(add_head, _vary_like(zero, (rows, keys)), heads)
+    total, _ = lax.scan(add_head, vary_like(zero, (rows, keys)), heads)
     scores = _canonical(total * keys.k_scale)
     valid = (keys.columns >= rows.starts[:, None]) & (keys.columns < rows.ends[:, None])
     return scores, valid
@@ -278,19 +279,3 @@ def _from_order_key(key: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
     """The inverse of `_order_key`, which is its own inverse on the bits."""
     bits = jnp.where(key < 0, key ^ jnp.array(jnp.iinfo(key.dtype).max, key.dtype), key)
     return lax.bitcast_convert_type(bits, dtype)
-
-
-def _vary_like(tree: _T, like: Any) -> _T:
-    """Under shard_map, marks `tree` as varying over every axis that `like` varies over.
-
-    A loop's carry must vary as its body's results do.
-    """
-    axes = frozenset[str]().union(
-        *(jax.typeof(x).manual_axis_type.varying for x in jax.tree.leaves(like))
-    )
-
-    def vary(x: jax.Array) -> jax.Array:
-        missing = tuple(axes - jax.typeof(x).manual_axis_type.varying)
-        return lax.pcast(x, missing, to="varying") if missing else x
-
-    return jax.tree.map(vary, tree)

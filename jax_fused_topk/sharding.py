@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_fused_topk import _checks, api
+from jax_fused_topk import _checks, api, derivatives
+from jax_fused_topk._vary import vary_like
 
 _NAME = "index_topk_sharded_keys"
 
@@ -49,7 +50,8 @@ def index_topk_sharded_keys(
       starts: [*B, Q] int32, first valid key of each row among all N; 0 if None.
       ends: [*B, Q] int32, one past the last among all N; N if None.
       order: as for `index_topk`.
-      return_scores: also return the chosen keys' scores.
+      return_scores: also return the chosen keys' scores, differentiable as those of
+        `index_topk`.
       implementation: as for `index_topk`.
 
     Returns:
@@ -71,22 +73,44 @@ def index_topk_sharded_keys(
         wanted = f"{_NAME}: k must have at most 2**31 - 1 keys on all {devices} devices together"
         raise ValueError(f"{wanted}, got {devices} * {held}")
 
-    if not return_scores:  # the scores are asked for on the way, and have no derivative
-        q, k, weights, k_scale = lax.stop_gradient((q, k, weights, k_scale))
     first = lax.axis_index(axis_names) * held
     rows = (*batch, operands.q.shape[1])
     limit = np.int32(devices * held)
     begin = jnp.zeros(rows, jnp.int32) if starts is None else jnp.clip(starts, 0, limit)
     end = jnp.full(rows, limit) if ends is None else jnp.clip(ends, 0, limit)
     # Ascending indices: the gathered pairs of a row then ascend as a whole.
+    # They carry no derivative: the merged scores get theirs below.
+    values = lax.stop_gradient((q, k, weights))
     scores, indices = api.index_topk(
-        q, k, weights, topk=min(topk, max(held, 1)), k_scale=k_scale,
+        *values, topk=min(topk, max(held, 1)), k_scale=lax.stop_gradient(k_scale),
         starts=begin - first, ends=end - first,
         order="index", return_scores=True, implementation=implementation,
     )  # fmt: skip
     scores, indices = _gather(scores, jnp.where(indices < 0, -1, indices + first), axis_names)
     scores, indices = _merge(scores, indices, topk, order, implementation)
-    return (scores, indices) if return_scores else indices
+    if not return_scores:
+        return indices
+    return _differentiable(scores, indices - first, held, operands, axis_names), indices
+
+
+def _differentiable(
+    scores: jax.Array,  # [*B, Q, K], of all devices
+    indices: jax.Array,  # [*B, Q, K], counted from this device's first key
+    held: int,
+    operands: _checks.IndexOperands,
+    axis_names: str | tuple[str, ...],
+) -> jax.Array:
+    """`scores` with the derivative of `derivatives`: the sum of each device's own part."""
+    mine = jnp.where((indices >= 0) & (indices < held), indices, -1)
+    mine = mine.reshape(operands.q.shape[0], *mine.shape[-2:])
+    zero = vary_like(jnp.zeros(mine.shape), (mine, operands))
+    zero = derivatives.differentiable_scores(zero, mine, *operands[:4])
+    return _with_tangent_of(scores, lax.psum(zero, axis_names).reshape(scores.shape))
+
+
+# Not a sum, which could change bits: a CPU flushes denormals.
+_with_tangent_of = jax.custom_jvp(lambda scores, zero: scores)
+_with_tangent_of.defjvps(None, lambda tangent, out, scores, zero: tangent)
 
 
 def _gather(

@@ -161,3 +161,28 @@ def test_errors_name_the_function_and_the_argument():
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"at most 2\*\*31 - 1 keys on all 4 devices together"):
         jax.eval_shape(mapped, x.q, keys, x.weights)
+
+
+@pytest.mark.parametrize("rows", [None, "y"])
+def test_gradients_are_those_of_one_device(rows):
+    """In q, k, weights and k_scale, short rows and ranges included."""
+    x = inputs.with_ranges(inputs.random(5, 6, 64, 4, 32, "bf16"), 6)
+    slopes = np.random.default_rng(7).standard_normal((6, 9)).astype(np.float32)
+    mesh = mesh_of((2, 2), ("x", "y"))
+    many, operands = on_devices(x, mesh, rows=rows, topk=9, return_scores=True)
+
+    def one(operands):
+        named = dict(zip(x._fields, operands, strict=True))
+        return jax_fused_topk.index_topk(**named, topk=9, return_scores=True)
+
+    def gradients(run):
+        def loss(values):
+            scores, indices = run((*values, *operands[4:]))
+            return jax.numpy.where(indices < 0, 0, scores * slopes).sum()
+
+        return jax.jit(jax.grad(loss))(operands[:4])
+
+    for got, expected in zip(gradients(many), gradients(one), strict=True):
+        got, expected = (np.asarray(a, np.float32) for a in (got, expected))
+        assert np.abs(expected).max() > 0.1
+        np.testing.assert_allclose(got, expected, rtol=2e-2, atol=2e-2 * np.abs(expected).max())
