@@ -12,16 +12,18 @@ VENV := .venv
 
 ifeq ($(SYSTEM),)
 PY := $(VENV)/bin/python
+CLANG_FORMAT := $(VENV)/bin/clang-format
 PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check
 else
 PY := $(PYTHON)
+CLANG_FORMAT := clang-format
 PIP_INSTALL = $(PY) -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation
 endif
 
 SOURCES := $(wildcard cpu/* cuda/* ffi/*) CMakeLists.txt pyproject.toml
 INSTALLED := build/installed-$(subst /,_,$(PY))
 
-.PHONY: help demo install test gpu-test receipt-check lint format test-all wheel clean
+.PHONY: help demo test gpu-test receipt-check lint format test-all wheel install clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -49,14 +51,14 @@ lint: $(INSTALLED)
 	$(PIP_INSTALL) -e ".[lint]"
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(VENV)/bin/clang-format --dry-run --Werror $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h)
+	$(CLANG_FORMAT) --dry-run --Werror $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h)
 	$(PY) -m mypy
 
 #: make format         what lint would ask for
 format:
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
-	$(VENV)/bin/clang-format -i $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h)
+	$(CLANG_FORMAT) -i $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h)
 
 #: make test-all       the CPU suite on every supported Python found, with the oldest and newest jax
 test-all:
@@ -79,5 +81,6 @@ else
 endif
 	@mkdir -p $(@D) && touch $@
 
+#: make clean          removes what was built and the virtual environments
 clean:
 	rm -rf $(VENV) .venvs build dist demo_output

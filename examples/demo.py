@@ -265,8 +265,8 @@ def draw_picks(data: dict[str, np.ndarray], indices: np.ndarray, path: Path) -> 
     main.set_xticks(np.linspace(0, keys, 9))
     main.xaxis.set_major_formatter("{x:,.0f}")
     main.set_xlabel("key position (tokens)")
-    main.set_ylabel(f"query (tokens after position {keys - queries:,})")
-    figure.colorbar(image, ax=main, pad=0.01, label=f"picked keys in each bin of {BIN_KEYS} (%)")
+    main.set_ylabel(f"query, later ones below\n(tokens after position {keys - queries:,})")
+    figure.colorbar(image, ax=main, pad=0.01, label=f"share of each {BIN_KEYS}-key bin picked (%)")
 
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
