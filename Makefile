@@ -66,7 +66,7 @@ test-all:
 
 #: make wheel          one wheel in dist/
 wheel:
-	$(PYTHON) -m pip wheel --no-deps -w dist .
+	$(PYTHON) -m pip wheel --no-deps $(if $(SYSTEM),--no-index --no-build-isolation) -w dist .
 
 #: make install        into the virtual environment .venv
 install: $(INSTALLED)
