@@ -23,7 +23,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 jax.config.update("jax_num_cpu_devices", 4)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# The replay inputs and the reports lie beside a checkout, or in it on a lent GPU.
+# The replay inputs and the reports lie beside a checkout, or inside it.
 SHARED = next((p for p in (ROOT.parent / "shared", ROOT / "shared") if p.exists()), ROOT / "shared")
 
 
