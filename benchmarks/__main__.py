@@ -45,7 +45,7 @@ def temp_bytes(call: Call) -> int | None:
     """Scratch memory of the compiled call, None for a function that JAX did not compile."""
     if call.device_timer is not None:
         return None
-    compiled = call.function.lower(*call.arguments).compile()  # type: ignore[attr-defined]
+    compiled = call.function.lower(*call.arguments).compile()
     return int(compiled.memory_analysis().temp_size_in_bytes)
 
 

@@ -2,7 +2,7 @@
 
 What lives where:
 
-- `api`: the public functions and their checks.
+- `api`: the public functions; `_checks`: the checks of their arguments.
 - `primitives`: the JAX primitives behind them, with lowering, batching and jvp.
 - `derivatives`: the gradient of the chosen scores.
 - `selection`: gather and scatter at chosen indices.
@@ -11,6 +11,7 @@ What lives where:
 - `_partition`: how XLA splits a call over the devices of a sharded `jit`.
 - `reference`: pure jnp, the oracle and the path for every other platform.
 - `quantization`, `ranges`: FP8 quantisation and row ranges.
+- `_vary`: types under `shard_map`.
 - `_ffi`: loads the compiled modules `_cpu` and `_cuda` and registers their handlers.
 """
 

@@ -183,6 +183,8 @@ def test_gradients_are_those_of_one_device(rows):
         return jax.jit(jax.grad(loss))(operands[:4])
 
     for got, expected in zip(gradients(many), gradients(one), strict=True):
+        # Sums in another order, rounded to the operand's own type at the end.
+        step = 2.0**-8 if got.dtype == x.q.dtype else 2.0**-20
         got, expected = (np.asarray(a, np.float32) for a in (got, expected))
         assert np.abs(expected).max() > 0.1
-        np.testing.assert_allclose(got, expected, rtol=2e-2, atol=2e-2 * np.abs(expected).max())
+        np.testing.assert_allclose(got, expected, rtol=2 * step, atol=step * np.abs(expected).max())
