@@ -19,13 +19,25 @@ endif()
 set(CMAKE_CUDA_COMPILER_LAUNCHER ${Python_EXECUTABLE} ${CMAKE_SOURCE_DIR}/cuda/keep_report.py
                                  ${CMAKE_BINARY_DIR}/ptxas)
 enable_language(CUDA)
-if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
-  message(FATAL_ERROR "nvcc 12.8 or newer is needed, ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}")
-endif()
+
+option(JFT_BOUNDED_WAITS "Trap in waits that never end: for development" OFF)
 
 file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cuda/*.cu)
-add_extension(_cuda ffi/module_cuda.cc ffi/handlers_cuda.cc ${CUDA_SOURCES})
-target_compile_options(_cuda PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
+# Hopper's own instructions need a target of their own.
+set(HOPPER_SOURCES ${CMAKE_SOURCE_DIR}/cuda/hopper.cu)
+list(REMOVE_ITEM CUDA_SOURCES ${HOPPER_SOURCES})
+add_library(cuda_hopper OBJECT ${HOPPER_SOURCES})
+set_target_properties(cuda_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)
+target_include_directories(cuda_hopper PRIVATE ${CMAKE_SOURCE_DIR})
+
+add_extension(_cuda ffi/module_cuda.cc ffi/handlers_cuda.cc ${CUDA_SOURCES}
+              $<TARGET_OBJECTS:cuda_hopper>)
+foreach(target _cuda cuda_hopper)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Xptxas=-v>)
+  if(JFT_BOUNDED_WAITS)
+    target_compile_definitions(${target} PRIVATE JFT_BOUNDED_WAITS)
+  endif()
+endforeach()
 target_include_directories(_cuda SYSTEM PRIVATE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 list(JOIN CMAKE_CUDA_ARCHITECTURES "," ARCHITECTURES)
-target_compile_definitions(_cuda PRIVATE JFT_CUDA_ARCHITECTURES="${ARCHITECTURES}")
+target_compile_definitions(_cuda PRIVATE JFT_CUDA_ARCHITECTURES="${ARCHITECTURES},90a-real")

@@ -63,28 +63,36 @@ auto with_element(Element element, Launch launch) {
   }
 }
 
-// A row of results.
+// A row of results.  Its values may be unwanted: then they are read where they came from.
 template <class Type>
 struct OutputRow {
-  typename Type::Bits* values;
+  using Bits = typename Type::Bits;
+  const TopkParams& params;
+  int64_t row;
+  Bits* values;  // or null
   int32_t* indices;
 
   __device__ __forceinline__ OutputRow(const TopkParams& p, int64_t row)
-      : values(static_cast<typename Type::Bits*>(p.values) + row * p.k),
+      : params(p),
+        row(row),
+        values(p.values == nullptr ? nullptr : static_cast<Bits*>(p.values) + row * p.k),
         indices(p.indices + row * p.k) {}
 
   __device__ __forceinline__ void put(uint32_t i, uint32_t key, int32_t index) const {
-    values[i] = Type::bits(key);
+    if (values != nullptr) values[i] = Type::bits(key);
     indices[i] = index;
   }
-  __device__ __forceinline__ uint32_t key(uint32_t i) const { return Type::key(values[i]); }
+  __device__ __forceinline__ uint32_t key(uint32_t i) const {
+    if (values != nullptr) return Type::key(values[i]);
+    return Type::key(static_cast<const Bits*>(params.x)[row * params.keys + indices[i]]);
+  }
   __device__ __forceinline__ int32_t index(uint32_t i) const { return indices[i]; }
 
   // What a row of fewer than k keys has behind them.
   __device__ __forceinline__ void put_tail(uint32_t count, uint32_t k, int thread,
                                            int threads) const {
     for (uint32_t i = count + thread; i < k; i += threads) {
-      values[i] = Type::kMinusInf;
+      if (values != nullptr) values[i] = Type::kMinusInf;
       indices[i] = kNoIndex;
     }
   }

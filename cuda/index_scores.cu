@@ -11,6 +11,7 @@
 
 #include <cuda_runtime.h>
 
+#include "cuda/hopper.h"
 #include "cuda/index_scores.h"
 #include "cuda/launch.h"
 #include "cuda/limits.h"
@@ -161,6 +162,7 @@ cudaError_t launch_element(const IndexScoresParams& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_index_scores(const IndexScoresParams& params, cudaStream_t stream) {
+  if (hopper::serves(params.in)) return hopper::launch_index_scores(params, stream);
   const IndexInputs& in = params.in;
   if (!index_supported(in.element, in.heads, in.dim, in.keys)) return cudaErrorInvalidValue;
   if (in.batch <= 0 || in.queries <= 0 || in.keys == 0) return cudaSuccess;

@@ -26,6 +26,7 @@
 #include <cuda_runtime.h>
 
 #include "cuda/candidates.cuh"
+#include "cuda/hopper.h"
 #include "cuda/index_topk.h"
 #include "cuda/launch.h"
 #include "cuda/limits.h"
@@ -352,6 +353,7 @@ cudaError_t launch_element(const IndexTopkParams& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_index_topk(const IndexTopkParams& params, cudaStream_t stream) {
+  if (hopper::serves(params.in)) return hopper::launch_index_topk(params, stream);
   const IndexInputs& in = params.in;
   if (!index_topk_supported(in.element, in.heads, in.dim, in.keys, params.topk)) {
     return cudaErrorInvalidValue;

@@ -101,7 +101,8 @@ struct TopkParams {
   const void* x;          // [R, N]
   const int32_t* starts;  // [R]
   const int32_t* ends;    // [R]
-  void* values;           // [R, k], the element type; -inf past a short row's end
+  void* values;           // [R, k], the element type; -inf past a short row's end.  Inside
+                          // the CUDA kernels null if nobody wants them and order is not kScore
   int32_t* indices;       // [R, k]
   void* workspace;        // device scratch, unused on the CPU
   int64_t workspace_bytes;

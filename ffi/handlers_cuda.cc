@@ -11,6 +11,7 @@
 #include "cuda/index_topk.h"
 #include "cuda/limits.h"
 #include "cuda/top_k.h"
+#include "cuda/workspace.h"
 #include "ffi/checks.h"
 
 namespace jax_fused_topk {
@@ -89,8 +90,11 @@ ffi::Error index_topk(int32_t device, cudaStream_t stream, ffi::AnyBuffer q, ffi
       read_index_topk({q, k, weights, k_scale, starts, ends}, order, scores, indices, &params));
   const IndexInputs& in = params.in;
   JFT_RETURN_IF_ERROR(expect_served(in, params.topk));
-  JFT_RETURN_IF_ERROR(use_workspace(
-      workspace, index_topk_workspace_bytes(in.batch, in.queries, in.keys, params.topk), &params));
+  JFT_RETURN_IF_ERROR(
+      use_workspace(workspace,
+                    workspace_bytes(in.element, in.batch, in.queries, in.heads, in.dim, in.keys,
+                                    params.topk, params.order, params.scores == nullptr),
+                    &params));
   return launch_on(device, stream, launch_index_topk, params);
 }
 

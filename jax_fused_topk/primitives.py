@@ -149,12 +149,12 @@ def _lower_index_topk(platform: str, ctx: Any, *operands: Any, **params: Any) ->
         (*q.shape[:2], topk if return_scores else 0), jnp.dtype(jnp.float32)
     )
     results = [scores, ctx.avals_out[-1]]
+    order = _order_attribute(params["order"])
     if platform == "cuda":
         size = _ffi.cuda_module().index_topk_workspace_bytes(
-            q.shape[0], q.shape[1], k.shape[1], topk
+            q.dtype == jnp.float8_e4m3fn, *q.shape, k.shape[1], topk, int(order), return_scores
         )
         results.append(_workspace(size))
-    order = _order_attribute(params["order"])
     scores, indices, *_ = _call_target(ctx, operands, "index_topk", results, order=order)
     return [scores, indices] if return_scores else [indices]
 

@@ -1,0 +1,379 @@
+// The kernel of hopper_score.cuh: roles, and what becomes of a finished tile.
+//
+//   kStore    writes the scores (index_scores, and index_topk of short rows);
+//   kSample   writes those of sampled keys, for the threshold;
+//   kAppend   appends what exceeds the row's threshold to the lane's own segments.
+//
+// Two more are built for benchmarks alone: kTensorControl has no work on the
+// accumulators, kScoreControl has all of it and drops the scores.
+
+#ifndef JAX_FUSED_TOPK_CUDA_HOPPER_KERNEL_CUH_
+#define JAX_FUSED_TOPK_CUDA_HOPPER_KERNEL_CUH_
+
+#include <cstdint>
+
+#include "cuda/hopper_cut.cuh"
+#include "cuda/hopper_score.cuh"
+
+namespace jax_fused_topk::hopper {
+
+// What marks a sampled key outside the row's range: a NaN that is no score.
+inline constexpr uint32_t kNoSample = 0xFFFFFFFFu;
+
+// The lane's first row of the block (the second is 8 further on), its segment of each,
+// and its first column of a tile.  Read anew wherever they are used: the loop over
+// heads needs the registers.
+__device__ __forceinline__ int lane_row() {
+  return ptx::tid_x() / 32 % 4 * 16 + ptx::tid_x() % 32 / 4;
+}
+__device__ __forceinline__ int lane_segment() { return ptx::tid_x() / 128 * 4 + ptx::tid_x() % 4; }
+__device__ __forceinline__ int lane_column() {
+  return ptx::tid_x() / 128 * kTileKeys + ptx::tid_x() % 4 * 2;
+}
+
+// Calls visit(r, j, even score, odd score) for the lane's neighbouring keys 8 j and
+// 8 j + 1 from its first, of row lane_row + 8 r.
+template <class Visit>
+__device__ __forceinline__ void visit_scores(const float (&sum)[kAccumulators],
+                                             const float* scales, Visit visit) {
+  const uint32_t address = ptx::smem_address(scales + lane_column());
+#pragma unroll
+  for (int j = 0; j < kAccumulators / 4; ++j) {
+    const float2 scale = ptx::ld_shared_f32x2(address + 32 * j);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      visit(r, j, finish_even(sum[4 * j + 2 * r], scale.x),
+            finish_odd(sum[4 * j + 2 * r + 1], scale.y));
+    }
+  }
+}
+
+// --- kStore.
+
+__device__ __forceinline__ void store_scores(const ScoreArgs& args, const Tile& tile,
+                                             const float* scales,
+                                             const float (&sum)[kAccumulators]) {
+  const int64_t keys = args.in.keys;
+  const int32_t first = tile.first_key + lane_column() / kTileKeys * kTileKeys;
+  const int32_t lane_key = tile.first_key + lane_column();
+  float* out = args.scores + (int64_t{tile.first_row} + lane_row()) * keys + lane_key;
+  // Without a fill nobody reads what lies outside a row's range.
+  const KeyRange free =
+      args.fill ? tile.all
+                : KeyRange{0, tile.query + kQueryBlock <= args.in.queries ? int32_t(keys) : 0};
+  if (keys % 2 == 0 && first >= free.start && first + kTileKeys <= free.end) {
+    visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
+      *reinterpret_cast<float2*>(out + 8 * r * keys + 8 * j) = make_float2(even, odd);
+    });
+    return;
+  }
+  const Block block = block_at(args, tile.block);
+  KeyRange range[2];
+  bool inside[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    range[r] = scored_range(args, block, lane_row() + 8 * r);
+    inside[r] = tile.query + lane_row() + 8 * r < args.in.queries;
+  }
+  visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      const int64_t key = int64_t{lane_key} + 8 * j + c;
+      if (!inside[r] || key >= keys) continue;
+      const bool valid = key >= range[r].start && key < range[r].end;
+      out[8 * r * keys + 8 * j + c] = !valid ? __uint_as_float(kNegativeInf) : c ? odd : even;
+    }
+  });
+}
+
+// -inf to what the tiles of a block do not cover.  Spare warps of all CTAs share it.
+__device__ __forceinline__ void fill_outside(const ScoreArgs& args, int warp, int warps) {
+  constexpr int kChunk = 4096;
+  const int64_t keys = args.in.keys, chunks = (keys + kChunk - 1) / kChunk;
+  const int64_t origin = first_row(args, block_at(args, 0));
+  for (int64_t unit = blockIdx.x; unit < args.blocks * chunks; unit += gridDim.x) {
+    const int block = static_cast<int>(unit / chunks);
+    const Block place = block_at(args, block);
+    const BlockRange range = block_range<32>(args, place);
+    const int64_t begin = range.first_key();
+    const int64_t end = begin + int64_t{tile_count<Mode::kStore>(args, range)} * kCtaKeys;
+    const int64_t low = unit % chunks * kChunk, high = min64(low + kChunk, keys);
+    for (int row = warp; row < kQueryBlock && place.query + row < args.in.queries; row += warps) {
+      float* out = args.scores + (first_row(args, place) - origin + row) * keys;
+      for (int64_t key = low + lane_id(); key < high; key += 32) {
+        if (key < begin || key >= end) out[key] = __uint_as_float(kNegativeInf);
+      }
+    }
+  }
+}
+
+// --- kSample.
+
+__device__ __forceinline__ void store_sample(const ScoreArgs& args, const Tile& tile,
+                                             const float* scales,
+                                             const float (&sum)[kAccumulators]) {
+  const Block block = block_at(args, tile.block);
+  KeyRange range[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) range[r] = scored_range(args, block, lane_row() + 8 * r);
+  const int column0 = lane_column();
+  uint32_t* out =
+      Workspace(args).samples(tile.block, lane_row()) + tile.number * kCtaKeys + column0;
+  const int64_t row_stride = args.plan.sample_keys();
+  visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
+    const int column = column0 + 8 * j;
+    const int32_t key =
+        group_key(args.plan, tile.any, tile.number, column / kGroupKeys) + column % kGroupKeys;
+    const auto bits = [&](int32_t key, float score) {
+      return key >= range[r].start && key < range[r].end ? __float_as_uint(score) : kNoSample;
+    };
+    *reinterpret_cast<uint2*>(out + 8 * r * row_stride + 8 * j) =
+        make_uint2(bits(key, even), bits(key + 1, odd));
+  });
+}
+
+// --- kAppend.
+
+// Appends (score, key) at `at` if the score exceeds the threshold or either is NaN.
+__device__ __forceinline__ void append(Candidate*& at, float score, int32_t key, float threshold,
+                                       bool inside = true) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p, q;\n"
+      "setp.ne.u32 q, %4, 0;\n"
+      "setp.gtu.and.f32 p, %1, %3, q;\n"
+      "@p st.global.v2.b32 [%0], {%1, %2};\n"
+      "@p add.u64 %0, %0, 8;\n"
+      "}\n"
+      : "+l"(at)
+      : "f"(score), "r"(key), "f"(threshold), "r"(static_cast<uint32_t>(inside))
+      : "memory");
+}
+
+// Called by the math warps at a piece's first tile.
+__device__ __forceinline__ void begin_piece(const ScoreArgs& args, const Tile& tile,
+                                            Shared& shared) {
+  const Workspace workspace(args);
+  ptx::bar_sync(kMathBarrier, kMathThreads);  // the piece before is done with
+  shared.counts[threadIdx.x] = 0;
+  const int row = threadIdx.x;
+  if (row < kQueryBlock) {
+    const bool again =
+        tile.repair && (__ldcg(&workspace.state(tile.block)->short_rows[row / 32]) >> row % 32 & 1);
+    shared.thresholds[row] =
+        again ? __uint_as_float(kPositiveNaN) : __ldcg(workspace.threshold(tile.block, row));
+    shared.bounds[row] = 0;
+    if (row < kQueryBlock / 32) shared.complete[row] = 0;
+  }
+  ptx::bar_sync(kMathBarrier, kMathThreads);
+}
+
+// Whether a segment has no room for another tile: the same for all math threads.
+__device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile& tile,
+                                              Shared& shared, const float* scales,
+                                              const float (&sum)[kAccumulators]) {
+  const Workspace workspace(args);
+  const uint32_t counts = shared.counts[threadIdx.x];
+  Candidate* tail[2];
+  float threshold[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    tail[r] = workspace.segment(tile.piece, lane_row() + 8 * r, lane_segment()) +
+              (counts >> 16 * r & 0xFFFF);
+    threshold[r] = shared.thresholds[lane_row() + 8 * r];
+  }
+  const int32_t first = tile.first_key + lane_column() / kTileKeys * kTileKeys;
+  const int32_t lane_key = tile.first_key + lane_column();
+  const bool whole = (shared.complete[0] | shared.complete[1]) == 0 && first >= tile.all.start &&
+                     first + kTileKeys <= tile.all.end;
+  if (whole) {
+    visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
+      append(tail[r], even, lane_key + 8 * j, threshold[r]);
+      append(tail[r], odd, lane_key + 8 * j + 1, threshold[r]);
+    });
+  } else {
+    const Block block = block_at(args, tile.block);
+    KeyRange range[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = lane_row() + 8 * r;
+      range[r] = scored_range(args, block, row);
+      if (shared.complete[row / 32] >> row % 32 & 1) range[r] = {0, 0};
+    }
+    visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
+      const int32_t key = lane_key + 8 * j;
+      append(tail[r], even, key, threshold[r], key >= range[r].start && key < range[r].end);
+      append(tail[r], odd, key + 1, threshold[r],
+             key + 1 >= range[r].start && key + 1 < range[r].end);
+    });
+  }
+  uint32_t count[2];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    count[r] = static_cast<uint32_t>(
+        tail[r] - workspace.segment(tile.piece, lane_row() + 8 * r, lane_segment()));
+  }
+  shared.counts[threadIdx.x] = count[0] | count[1] << 16;
+  const bool full =
+      static_cast<int>(max(count[0], count[1])) > tile.piece.capacity - kLaneTileKeys;
+  return ptx::bar_red_or(kMathBarrier, kMathThreads, full) && !tile.last;
+}
+
+// Called by the math warps after a piece's last tile.
+__device__ __forceinline__ void end_piece(const ScoreArgs& args, const Tile& tile,
+                                          Shared& shared) {
+  const Workspace workspace(args);
+  const uint32_t counts = shared.counts[threadIdx.x];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    workspace.counts(tile.piece.number, lane_row() + 8 * r)[lane_segment()] =
+        static_cast<int32_t>(counts >> 16 * r & 0xFFFF);
+  }
+  if (threadIdx.x < kQueryBlock) {
+    *workspace.bound(tile.piece.number, threadIdx.x) = shared.bounds[threadIdx.x];
+  }
+  if (tile.repair) return;
+  const Pieces pieces(args, tile.block);
+  __threadfence();
+  ptx::bar_sync(kMathBarrier, kMathThreads);
+  if (threadIdx.x == 0) {
+    shared.last_piece = atomicAdd(&workspace.state(tile.block)->pieces_done, 1u) + 1 ==
+                        static_cast<uint32_t>(pieces.count());
+  }
+  ptx::bar_sync(kMathBarrier, kMathThreads);
+  if (shared.last_piece) {
+    __threadfence();
+    find_short_rows(args, tile.block, pieces);
+  }
+}
+
+// --- Controls.
+
+// Makes the compiler believe that the values are wanted.
+__device__ __forceinline__ void pretend_use(const ScoreArgs& args,
+                                            const float (&values)[kAccumulators]) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kAccumulators; ++i) sum += values[i];
+  if (__float_as_uint(sum) == kNoSample) args.scores[0] = sum;  // never: not the GPU's NaN
+}
+
+// --- Roles.
+
+template <Mode kMode, int kHeads>
+__device__ __forceinline__ void math_loop(const ScoreArgs& args, Shared& shared, int warp) {
+  const int warpgroup = warp / 4;
+  // Hidden from the compiler, so that it stays in its register.
+  const uint32_t weight_row = __shfl_sync(
+      kFullWarp, ptx::smem_address(shared.weights[0][lane_row()]), lane_id());
+  // Upper words of the descriptors, all the same: from a register that the compiler
+  // cannot see to be constant, it updates the lower words in place.
+  uint32_t high[2 * kMmaSteps];
+  {
+    uint32_t zero;
+    asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(zero));
+    high[0] = kDescriptorHigh + zero;
+#pragma unroll
+    for (int i = 1; i < 2 * kMmaSteps; ++i) high[i] = high[i - 1] + zero;
+  }
+  Ring ring;
+  bool repair = false;
+  float acc[kAccumulators], sum[kAccumulators];
+  if constexpr (kMode == Mode::kTensorControl) {
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) acc[i] = 0.0f;
+  }
+#pragma unroll 1
+  while (true) {
+    const uint32_t at = ring.at();
+    ptx::mbarrier_wait(ptx::smem_address(&shared.key_full[at]), ring.parity());
+    if (shared.tiles[at].block < 0) {
+      if (kMode != Mode::kAppend || repair) break;
+      repair = true;
+      __threadfence();  // the copying warp reads what find_short_rows wrote
+      ptx::bar_sync(kRepairBarrier, kRepairThreads);
+    } else {
+      if (kMode == Mode::kAppend && shared.tiles[at].first) {
+        begin_piece(args, shared.tiles[at], shared);
+      }
+      score_tile<kMode, kHeads>(
+          shared,
+          ptx::smem_address(shared.keys) + at * Shared::kKeyBytes + warpgroup * kTileKeys * kDim,
+          high, weight_row, acc, sum);
+      const uint32_t now = ptx::hide(ring.at());
+      const Tile& tile = shared.tiles[now];
+      const float* scales = shared.scales[now];
+      if constexpr (kMode == Mode::kStore) {
+        store_scores(args, tile, scales, sum);
+      } else if constexpr (kMode == Mode::kSample) {
+        store_sample(args, tile, scales, sum);
+      } else if constexpr (kMode == Mode::kScoreControl) {
+        float scores[kAccumulators];
+        visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
+          scores[4 * j + 2 * r] = even;
+          scores[4 * j + 2 * r + 1] = odd;
+        });
+        pretend_use(args, scores);
+      } else if constexpr (kMode == Mode::kAppend) {
+        if (append_scores(args, tile, shared, scales, sum)) {
+          __threadfence_block();
+          ptx::bar_sync(kMathBarrier, kMathThreads);
+          // The tile's keys are done with: room for the histograms.
+          cut_rows(Workspace(args), tile.piece, shared.keys[at], shared);
+          ptx::fence_proxy_async();  // before the copy engine writes there again
+          ptx::bar_sync(kMathBarrier, kMathThreads);
+        }
+        if (tile.last) end_piece(args, tile, shared);
+      }
+    }
+    __syncwarp();
+    if (lane_id() == 0) ptx::mbarrier_arrive(ptx::smem_address(&shared.key_empty[at]));
+    ++ring.step;
+  }
+  if constexpr (kMode == Mode::kTensorControl) pretend_use(args, acc);
+}
+
+template <Mode kMode, int kHeads>
+__global__ __launch_bounds__(kThreads,
+                             1) void score_kernel(const __grid_constant__ TensorMaps maps,
+                                                  const __grid_constant__ ScoreArgs args) {
+  constexpr int kMathRegisters = 152, kCopyRegisters = 56;
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  const int warp = __shfl_sync(kFullWarp, threadIdx.x / 32, 0);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(ptx::smem_address(&shared.query_full[i]), 1);
+      ptx::mbarrier_init(ptx::smem_address(&shared.query_empty[i]), kMathWarps);
+      // The header and the keys, and 32 lanes' copies of the scales.
+      ptx::mbarrier_init(ptx::smem_address(&shared.key_full[i]), 1 + 32);
+      ptx::mbarrier_init(ptx::smem_address(&shared.key_empty[i]), kMathWarps);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  auto* tiles_before = reinterpret_cast<int64_t*>(shared.queries);
+  count_tiles<kMode>(args, tiles_before);
+  if (threadIdx.x == 0) shared.share = find_share(tiles_before, args.blocks, args.ctas);
+  if (kMode == Mode::kAppend) {
+    // The same from every CTA, so that each may read it.
+    auto* out = Workspace(args).at<int64_t>(args.plan.tiles_before);
+    for (int i = threadIdx.x; i <= args.blocks; i += kThreads) out[i] = tiles_before[i];
+  }
+  ptx::fence_proxy_async();  // before the copy engine writes over it
+  __syncthreads();
+  if (warp >= kMathWarps) {
+    ptx::setmaxnreg_dec<kCopyRegisters>();
+    if (warp == kMathWarps) {
+      copy_loop<kMode, kHeads>(args, maps, shared);
+    } else if (kMode == Mode::kStore && args.fill) {
+      fill_outside(args, warp - kMathWarps - 1, kThreads / 32 - kMathWarps - 1);
+    }
+  } else {
+    ptx::setmaxnreg_inc<kMathRegisters>();
+    math_loop<kMode, kHeads>(args, shared, warp);
+  }
+}
+
+}  // namespace jax_fused_topk::hopper
+
+#endif  // JAX_FUSED_TOPK_CUDA_HOPPER_KERNEL_CUH_

@@ -1,0 +1,162 @@
+// The Hopper path of index_topk: tile sizes, how a call is divided, and the
+// workspace.  Plain C++ with no CUDA headers; everything is a function of shapes.
+
+#ifndef JAX_FUSED_TOPK_CUDA_HOPPER_LAYOUT_H_
+#define JAX_FUSED_TOPK_CUDA_HOPPER_LAYOUT_H_
+
+#include <cstdint>
+
+#include "cuda/limits.h"
+
+namespace jax_fused_topk::hopper {
+
+// --- The score tile (hopper_score.cuh).
+
+inline constexpr int kDim = 128;
+inline constexpr int kQueryBlock = 64;     // M of the WGMMA
+inline constexpr int kTileKeys = 112;      // N of the WGMMA: keys of a math warpgroup
+inline constexpr int kMathWarpgroups = 3;  // all on the same queries
+inline constexpr int kMathWarps = 4 * kMathWarpgroups;
+inline constexpr int kMathThreads = 32 * kMathWarps;
+inline constexpr int kThreads = kMathThreads + 128;
+inline constexpr int kCtaKeys = kMathWarpgroups * kTileKeys;
+inline constexpr int kStageHeads = 8;  // heads of q that travel together
+inline constexpr int kStages = 2;      // of q, and of keys
+inline constexpr int kGroupKeys = 8;   // of the sample: one 128-byte swizzle atom
+static_assert(kTileKeys % kGroupKeys == 0, "a sample tile is whole groups");
+
+inline bool supported(Element element, int64_t heads, int64_t dim) {
+  return element == Element::kF8E4M3FN && dim == kDim && (heads == 32 || heads == 64);
+}
+
+// --- How the work is divided.
+
+// CTAs that a launch has at most; one runs on an SM.
+inline constexpr int kMaxCtas = 132;
+// Query blocks of a launch: their tile counts must fit in shared memory.
+inline constexpr int64_t kMaxBlocks = 8192;
+
+// --- Candidates.  A row's scores lie in 4 lanes of each math warpgroup, and each
+// lane appends to a segment of its own.
+
+inline constexpr int kRowSegments = 4 * kMathWarpgroups;
+inline constexpr int kBlockSegments = kQueryBlock * kRowSegments;
+inline constexpr int kLaneTileKeys = kTileKeys / 4;  // of a row that a lane sees in a tile
+// Beyond its share of the expected candidates a segment has room for so many.
+inline constexpr int kSpare = 3 * kLaneTileKeys;
+// Warps that cut at a time, with room in the workspace.
+inline constexpr int kCutWarps = 4;
+
+struct Candidate {
+  uint32_t score;  // bits of a float32
+  int32_t index;
+};
+
+// Progress of a block of queries.
+struct BlockState {
+  uint32_t pieces_done;
+  uint32_t repaired_by;  // CTA + 1
+  uint32_t short_rows[2];
+};
+
+// Scores go to memory as a whole, and top_k chooses, for so many keys at most: a large
+// share of them would be candidates, whose scattered writes cost more.
+inline constexpr int64_t kMaxDenseKeys = 16384;
+// Or for twice as many, if two launches do.
+inline constexpr int64_t kMaxPairKeys = 32768;
+// And for few queries, whatever the number of keys, if the scores are not more than
+inline constexpr int64_t kMaxFewBytes = int64_t{64} << 20;
+// Scores that one launch may leave for top_k.
+inline constexpr int64_t kMaxDenseBytes = int64_t{256} << 20;
+// Query blocks whose candidates are held at a time.
+inline constexpr int64_t kMaxAppendBlocks = 128;
+
+inline int64_t blocks_per_batch(int64_t queries) { return ceil_div(queries, kQueryBlock); }
+
+// A call's way and the byte offsets in its workspace.
+struct Plan {
+  bool dense;
+  int32_t topk;
+  int64_t blocks;        // of kQueryBlock queries, in all
+  int64_t chunk_blocks;  // of those, served at a time
+  int64_t chunk_rows;    // at most
+  // dense
+  int64_t scores;       // [chunk_rows, N] float
+  int64_t top_k_space;  // of top_k
+  int64_t top_k_bytes;
+  // otherwise
+  int32_t block_capacity;  // candidates of a segment, for a block's tiles together
+  int32_t sample_tiles;    // of kCtaKeys sampled keys
+  int64_t candidates;      // Candidate; see Piece in hopper_work.cuh
+  int64_t samples;         // [chunk_blocks * 64, sample_keys] uint32; dead before candidates
+  int64_t counts;          // [pieces, 64, kRowSegments] int32
+  int64_t bounds;          // [pieces, 64] uint64
+  int64_t thresholds;      // [chunk_blocks * 64] float
+  int64_t states;          // [chunk_blocks] BlockState
+  int64_t tiles_before;    // [chunk_blocks + 1] int64
+  int64_t scratch;         // [kMaxCtas, kCutWarps, topk] Candidate
+  // both
+  int64_t values;  // [chunk_rows, topk] float: scores to sort by that are not returned
+  int64_t bytes;
+
+  JFT_HOST_DEVICE int sample_keys() const { return sample_tiles * kCtaKeys; }
+  // Pieces that CTAs cut the blocks of a chunk into.
+  JFT_HOST_DEVICE int64_t pieces() const { return chunk_blocks + kMaxCtas - 1; }
+};
+
+// Whether the scores are needed for their order alone.
+inline bool keeps_values(Order order, bool unscored) {
+  return unscored && order == Order::kScore;
+}
+
+inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk,
+                      bool keep_values) {
+  constexpr int64_t kAlign = 256;
+  Plan plan{};
+  plan.topk = static_cast<int32_t>(topk);
+  plan.blocks = max64(1, batch * blocks_per_batch(queries));
+  const int64_t rows = max64(1, batch * queries);
+  const int64_t row_bytes = max64(1, keys) * int64_t{sizeof(float)};
+  plan.dense = keys <= kMaxDenseKeys || rows * row_bytes <= kMaxFewBytes ||
+               (keys <= kMaxPairKeys && rows * row_bytes <= 2 * kMaxDenseBytes);
+  // Otherwise the selection sorts by itself.
+  const int64_t value_bytes = keep_values && plan.dense ? topk * int64_t{sizeof(float)} : 0;
+  const int64_t most = plan.dense ? kMaxDenseBytes / ((row_bytes + value_bytes) * kQueryBlock)
+                                  : kMaxAppendBlocks;
+  const int64_t chunks = ceil_div(plan.blocks, max64(1, min64(most, kMaxBlocks)));
+  plan.chunk_blocks = ceil_div(plan.blocks, chunks);
+  plan.chunk_rows = min64(rows, plan.chunk_blocks * kQueryBlock);
+  const auto take = [&plan](int64_t bytes) {
+    const int64_t here = plan.bytes;
+    plan.bytes += ceil_div(bytes, kAlign) * kAlign;
+    return here;
+  };
+  plan.values = take(plan.chunk_rows * value_bytes);
+  if (plan.dense) {
+    plan.scores = take(plan.chunk_rows * row_bytes);
+    plan.top_k_bytes = TopkParts(plan.chunk_rows, keys, topk).bytes();
+    plan.top_k_space = take(plan.top_k_bytes);
+    return plan;
+  }
+  // 3 % of the keys, or what a good threshold needs.
+  plan.sample_tiles = static_cast<int32_t>(max64(4, min64(32, keys / kCtaKeys / 32)));
+  // 2.2 K candidates a row: somewhat more than the threshold lets pass.
+  plan.block_capacity = static_cast<int32_t>(ceil_div(topk * 22, 10 * kRowSegments));
+  const int64_t block_rows = plan.chunk_blocks * kQueryBlock;
+  const int64_t segment_room =
+      plan.chunk_blocks * plan.block_capacity + plan.pieces() * kSpare;
+  plan.samples = plan.bytes;
+  plan.candidates = take(max64(segment_room * kBlockSegments * int64_t{sizeof(Candidate)},
+                               block_rows * plan.sample_keys() * int64_t{sizeof(uint32_t)}));
+  plan.counts = take(plan.pieces() * kBlockSegments * int64_t{sizeof(int32_t)});
+  plan.bounds = take(plan.pieces() * kQueryBlock * int64_t{sizeof(uint64_t)});
+  plan.thresholds = take(block_rows * int64_t{sizeof(float)});
+  plan.states = take(plan.chunk_blocks * int64_t{sizeof(BlockState)});
+  plan.tiles_before = take((plan.chunk_blocks + 1) * int64_t{sizeof(int64_t)});
+  plan.scratch = take(int64_t{kMaxCtas} * kCutWarps * topk * int64_t{sizeof(Candidate)});
+  return plan;
+}
+
+}  // namespace jax_fused_topk::hopper
+
+#endif  // JAX_FUSED_TOPK_CUDA_HOPPER_LAYOUT_H_

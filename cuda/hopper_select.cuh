@@ -1,0 +1,323 @@
+// The choice among a row's candidates.  A CTA a row.
+//
+// Algorithm.  Candidates come from the segments of the block's pieces to shared
+// memory; a radix select (select_shared.cuh) finds the K-th, and among those equal to
+// it, if not all are wanted, the last by index.  The chosen ones set bits in a bitmap
+// of the row's keys: a prefix sum over its words and a population count give each its
+// place in ascending index.  A row too wide for the bitmap, and Order::kScore, sort.
+//
+// Roles.  kFilterThreads threads, all alike.
+//
+// Shared memory: SelectMemory, then held_candidates candidates of 8 bytes, then the
+// bitmap and its sums or the pairs to sort: 66 KiB at K = 2048 and N = 131072.  A row
+// with more candidates than are held comes in batches, cut to K in between.
+
+#ifndef JAX_FUSED_TOPK_CUDA_HOPPER_SELECT_CUH_
+#define JAX_FUSED_TOPK_CUDA_HOPPER_SELECT_CUH_
+
+#include <cstdint>
+
+#include "cuda/candidates.cuh"
+#include "cuda/hopper_threshold.cuh"
+#include "cuda/select_shared.cuh"
+
+namespace jax_fused_topk::hopper {
+
+// 1.8 K come on the average (hopper_threshold.cuh).
+JFT_HOST_DEVICE int64_t held_candidates(int64_t topk) {
+  return max64(1024, ceil_div(topk * 9, 16) * 4);
+}
+// Keys whose bitmap fits in shared memory: 6 bytes for 32 keys.
+inline constexpr int64_t kMaxBitmapKeys = int64_t{1} << 19;
+
+// What a row has in a piece.
+struct RowPiece {
+  const Candidate* candidates;  // of segment 0
+  int32_t capacity;
+};
+
+// Where they are brought together.
+struct Gathering {
+  RowPiece pieces[kMaxCtas];
+  uint32_t ends[kMaxCtas * kRowSegments];  // candidates up to the end of each segment
+};
+
+struct SelectMemory {
+  SelectShared select;
+  uint32_t sums[FilterGroup::kWarps];
+  alignas(16) uint2 candidates[1];  // key, index
+
+  // Behind the candidates one after the other: what gathers them; the bitmap's words and
+  // their sums, or pairs to sort.
+  template <class Type>
+  __device__ __forceinline__ Type* rest(int64_t topk) {
+    return reinterpret_cast<Type*>(candidates + held_candidates(topk));
+  }
+
+  // Words of a bitmap of so many keys, the first of which is anywhere in a word.
+  JFT_HOST_DEVICE static int64_t words(int64_t keys) { return ceil_div(keys + 31, 128) * 4; }
+  JFT_HOST_DEVICE static bool sorts(Order order, int64_t keys) {
+    return order == Order::kScore || keys > kMaxBitmapKeys;
+  }
+  static size_t bytes(Order order, int64_t keys, int64_t topk) {
+    const int64_t rest = sorts(order, keys)
+                             ? next_power_of_two(topk) * int64_t{sizeof(uint64_t)}
+                             : words(keys) * int64_t{sizeof(uint32_t) + sizeof(uint16_t)};
+    return sizeof(SelectMemory) + held_candidates(topk) * int64_t{sizeof(uint2)} +
+           max64(rest, sizeof(Gathering));
+  }
+};
+
+// Candidates in shared memory, for select_shared.
+struct HeldSource {
+  static constexpr int kWide = 2;
+  const uint2* pairs;
+  __device__ __forceinline__ uint32_t key(uint32_t i) const { return pairs[i].x; }
+  __device__ __forceinline__ void load(uint32_t i, uint32_t (&keys)[kWide]) const {
+    const uint4 two = *reinterpret_cast<const uint4*>(pairs + i);
+    keys[0] = two.x;
+    keys[1] = two.z;
+  }
+};
+
+// The same, for the lowest indices among the keys equal to `tie`.
+struct TieSource {
+  static constexpr int kWide = 2;
+  const uint2* pairs;
+  uint32_t tie;
+  __device__ __forceinline__ uint32_t key(uint32_t i) const {
+    return pairs[i].x == tie ? ~pairs[i].y : 0;
+  }
+  __device__ __forceinline__ void load(uint32_t i, uint32_t (&keys)[kWide]) const {
+    const uint4 two = *reinterpret_cast<const uint4*>(pairs + i);
+    keys[0] = two.x == tie ? ~two.y : 0;
+    keys[1] = two.z == tie ? ~two.w : 0;
+  }
+};
+
+// What is chosen: keys above `key`, and those equal to it up to index `last`.
+struct Choice {
+  uint32_t key;
+  int32_t last;
+  __device__ __forceinline__ bool takes(uint2 candidate) const {
+    return candidate.x > key ||
+           (candidate.x == key && static_cast<int32_t>(candidate.y) <= last);
+  }
+};
+
+// Chooses the best min(topk, count).
+__device__ __forceinline__ Choice choose(const uint2* candidates, uint32_t count, uint32_t topk,
+                                         SelectShared& shared) {
+  Choice choice{0, 0x7FFFFFFF};
+  if (count <= topk) return choice;
+  const Threshold found =
+      select_shared(HeldSource{candidates}, 0, count, topk, 0, shared);
+  choice.key = found.key;
+  if (found.ties == kAllTies) return choice;
+  __syncthreads();
+  choice.last = static_cast<int32_t>(
+      ~select_shared(TieSource{candidates, found.key}, 0, count, found.ties, 0, shared).key);
+  return choice;
+}
+
+// Exclusive sum over the threads of the CTA; `total` gets the sum of all.
+__device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t* sums, uint32_t& total) {
+  const int warp = threadIdx.x / 32;
+  const uint32_t upto = sum_to_lane(value);
+  __syncthreads();
+  if (lane_id() == 31) sums[warp] = upto;
+  __syncthreads();
+  uint32_t before = upto - value;
+  total = 0;
+#pragma unroll
+  for (int w = 0; w < FilterGroup::kWarps; ++w) {
+    if (w < warp) before += sums[w];
+    total += sums[w];
+  }
+  return before;
+}
+
+// Writes the chosen ones, whose indices are in `range`, in ascending index.
+__device__ __forceinline__ void put_ascending(const uint2* candidates, uint32_t count,
+                                              const Choice& choice, KeyRange range,
+                                              uint32_t* bitmap, uint32_t* sums,
+                                              const RowOutput& out) {
+  const int32_t base = range.start & ~31;
+  const int words = static_cast<int>(ceil_div(int64_t{range.end} - base, 128)) * 4;
+  auto* before = reinterpret_cast<uint16_t*>(bitmap + words);
+  for (int w = 4 * threadIdx.x; w < words; w += 4 * kFilterThreads) {
+    *reinterpret_cast<uint4*>(bitmap + w) = make_uint4(0, 0, 0, 0);
+  }
+  __syncthreads();
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < count; i += kFilterThreads) {
+    const uint2 candidate = candidates[i];
+    const uint32_t bit = candidate.y - base;
+    if (choice.takes(candidate)) atomicOr(&bitmap[bit / 32], 1u << bit % 32);
+  }
+  __syncthreads();
+  uint32_t done = 0;
+  for (int first = 0; first < words; first += 4 * kFilterThreads) {
+    const int w = first + 4 * threadIdx.x;
+    uint4 four = make_uint4(0, 0, 0, 0);
+    if (w < words) four = *reinterpret_cast<const uint4*>(bitmap + w);
+    const uint32_t a = __popc(four.x), b = __popc(four.y), c = __popc(four.z);
+    uint32_t total;
+    const uint32_t at = done + sum_before(a + b + c + __popc(four.w), sums, total);
+    done += total;
+    if (w < words) {
+      *reinterpret_cast<uint2*>(before + w) =
+          make_uint2(at | (at + a) << 16, (at + a + b) | (at + a + b + c) << 16);
+    }
+  }
+  __syncthreads();
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < count; i += kFilterThreads) {
+    const uint2 candidate = candidates[i];
+    if (!choice.takes(candidate)) continue;
+    const uint32_t bit = candidate.y - base;
+    const uint32_t below = bitmap[bit / 32] & ((1u << bit % 32) - 1);
+    out.put(before[bit / 32] + __popc(below), candidate.x, static_cast<int32_t>(candidate.y));
+  }
+}
+
+// Finds the pieces of a row and sums up its candidates.
+__device__ __forceinline__ uint32_t find_segments(const ScoreArgs& args, int block, int row,
+                                                  Gathering& gathering, uint32_t* sums,
+                                                  int& segments) {
+  const Workspace workspace(args);
+  const Pieces pieces(args, block);
+  const bool repaired = pieces.tiles > 0 && workspace.state(block)->repaired_by != 0;
+  const int piece_count = repaired ? 1 : pieces.count();
+  segments = piece_count * kRowSegments;
+  for (int i = threadIdx.x; i < piece_count; i += kFilterThreads) {
+    const Piece piece =
+        repaired ? pieces.whole(args.plan, block) : pieces.piece(args.plan, block, i);
+    gathering.pieces[i] = {workspace.segment(piece, row, 0), piece.capacity};
+  }
+  uint32_t total = 0;
+  for (int base = 0; base < segments; base += kFilterThreads) {
+    const int s = base + threadIdx.x;
+    uint32_t size = 0;
+    if (s < segments) {
+      const int64_t piece = int64_t{block} + pieces.first_cta + s / kRowSegments;
+      size = workspace.counts(piece, row)[s % kRowSegments];
+    }
+    uint32_t sum;
+    const uint32_t before = total + sum_before(size, sums, sum);
+    if (s < segments) gathering.ends[s] = before + size;
+    total += sum;
+  }
+  __syncthreads();
+  return total;
+}
+
+// Brings the row's candidates [begin, end), in the order of the segments, to `to`.
+__device__ __forceinline__ void gather(const Gathering& gathering, int segments, uint32_t begin,
+                                       uint32_t end, uint2* to) {
+  for (int s = threadIdx.x / 32; s < segments; s += FilterGroup::kWarps) {
+    const uint32_t start = s == 0 ? 0 : gathering.ends[s - 1];
+    const uint32_t first = max(start, begin), last = min(gathering.ends[s], end);
+    const RowPiece& piece = gathering.pieces[s / kRowSegments];
+    const auto* from =
+        reinterpret_cast<const uint2*>(piece.candidates) + s % kRowSegments * piece.capacity;
+#pragma unroll 4
+    for (uint32_t i = first + lane_id(); i < last; i += 32) {
+      const uint2 candidate = from[i - start];
+      to[i - begin] =
+          make_uint2(total_order_key(canonical_score_bits(candidate.x)), candidate.y);
+    }
+  }
+}
+
+// Calls put(position, candidate) for the chosen ones, in the order they lie; put may
+// write over candidates up to the one it gets.  Returns their number.
+template <class Put>
+__device__ __forceinline__ uint32_t visit_chosen(const uint2* candidates, uint32_t count,
+                                                 const Choice& choice, uint32_t* sums, Put put) {
+  uint32_t chosen = 0;
+  for (uint32_t base = 0; base < count; base += kFilterThreads) {
+    const uint32_t i = base + threadIdx.x;
+    const uint2 candidate = i < count ? candidates[i] : make_uint2(0, 0);
+    const bool take = i < count && choice.takes(candidate);
+    uint32_t total;
+    const uint32_t at = chosen + sum_before(take, sums, total);
+    if (take) put(at, candidate);
+    chosen += total;
+  }
+  __syncthreads();
+  return chosen;
+}
+
+// Writes the chosen ones sorted by index or by score.
+__device__ __forceinline__ void put_by_sort(const uint2* candidates, uint32_t count,
+                                            const Choice& choice, Order order, uint64_t* pairs,
+                                            uint32_t* sums, const RowOutput& out) {
+  const uint32_t chosen =
+      visit_chosen(candidates, count, choice, sums, [&](uint32_t at, uint2 candidate) {
+        pairs[at] = order == Order::kScore
+                        ? make_pair(candidate.x, static_cast<int32_t>(candidate.y))
+                        : static_cast<uint64_t>(~candidate.y) << 32 | candidate.x;
+      });
+  if (order == Order::kScore) {
+    put_sorted(out, pairs, chosen);
+    return;
+  }
+  uint32_t size = 1;
+  while (size < chosen) size *= 2;
+  for (uint32_t i = chosen + threadIdx.x; i < size; i += kFilterThreads) pairs[i] = kNoPair;
+  sort_descending(pairs, size);
+  for (uint32_t i = threadIdx.x; i < chosen; i += kFilterThreads) {
+    const uint64_t pair = pairs[i];
+    out.put(i, static_cast<uint32_t>(pair), ~static_cast<int32_t>(pair >> 32));
+  }
+}
+
+__global__ __launch_bounds__(kFilterThreads) void select_kernel(
+    const __grid_constant__ ScoreArgs args, const __grid_constant__ IndexTopkParams params) {
+  extern __shared__ __align__(16) uint8_t select_memory[];
+  SelectMemory& memory = *reinterpret_cast<SelectMemory*>(select_memory);
+  const uint32_t topk = args.plan.topk;
+  const int block = blockIdx.x / kQueryBlock, row = blockIdx.x % kQueryBlock;
+  const Block place = block_at(args, block);
+  if (place.query + row >= args.in.queries) return;
+  const int64_t output_row = first_row(args, place) + row;
+  const RowOutput out(params, output_row);
+  const KeyRange range = row_range(args.in, output_row);
+  if (args.skip_short && range.size() <= topk) {
+    out.put_range(range, threadIdx.x, kFilterThreads);
+    return;
+  }
+  memory.select.histogram[threadIdx.x] = make_uint4(0, 0, 0, 0);
+  auto& gathering = *memory.rest<Gathering>(topk);
+  int segments;
+  const uint32_t total = find_segments(args, block, row, gathering, memory.sums, segments);
+  uint2* candidates = memory.candidates;
+  const uint32_t most = static_cast<uint32_t>(held_candidates(topk));
+  uint32_t held = 0;
+  for (uint32_t begin = 0; begin < total;) {
+    if (held == most) {
+      const Choice choice = choose(candidates, held, topk, memory.select);
+      held = visit_chosen(candidates, held, choice, memory.sums,
+                          [&](uint32_t at, uint2 candidate) { candidates[at] = candidate; });
+    }
+    const uint32_t end = min(total, begin + most - held);
+    gather(gathering, segments, begin, end, candidates + held);
+    held += end - begin;
+    begin = end;
+    __syncthreads();
+  }
+  const Choice choice = choose(candidates, held, topk, memory.select);
+  if (SelectMemory::sorts(params.order, args.in.keys)) {
+    put_by_sort(candidates, held, choice, params.order,
+                memory.rest<uint64_t>(topk), memory.sums, out);
+    if (params.order == Order::kScore) return;  // with its tail
+  } else {
+    put_ascending(candidates, held, choice, range, memory.rest<uint32_t>(topk), memory.sums, out);
+  }
+  out.put_tail(min(held, topk), threadIdx.x, kFilterThreads);
+}
+
+}  // namespace jax_fused_topk::hopper
+
+#endif  // JAX_FUSED_TOPK_CUDA_HOPPER_SELECT_CUH_
