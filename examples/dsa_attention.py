@@ -71,22 +71,16 @@ def check(
         empty = block.empty_cache(config, tokens)
         once = run(params, config, x, empty, chunk=tokens)
         chunked = run(params, config, x, empty, chunk=chunk)
-        decoded = step(
-            params,
-            config,
-            x[-1:],
-            run(params, config, x[:-1], empty, chunk=tokens - 1).cache,
-            jnp.int32(tokens - 1),
-        )
+        cache = run(params, config, x[:-1], empty, chunk=tokens - 1).cache
+        decoded = step(params, config, x[-1:], cache, jnp.int32(tokens - 1))
         full = run(params, everything, x, empty, chunk=chunk)
         dense = jax.jit(block.dense, static_argnames="config")(params, config, x)
     same = (chunked.indices == once.indices).all(axis=1)
+    same_last = (decoded.indices == once.indices[-1:]).all(axis=1)
     return {
         "all keys chosen = dense": compare(full.y, dense),
         f"prefill by {chunk} = at once": compare(chunked.y, once.y, same),
-        "decode step = last row": compare(
-            decoded.y, once.y[-1:], (decoded.indices == once.indices[-1:]).all(axis=1)
-        ),
+        "decode step = last row": compare(decoded.y, once.y[-1:], same_last),
     }
 
 
