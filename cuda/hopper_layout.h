@@ -69,7 +69,7 @@ inline constexpr int64_t kMaxFewBytes = int64_t{64} << 20;
 // Scores that one launch may leave for top_k.
 inline constexpr int64_t kMaxDenseBytes = int64_t{256} << 20;
 // Query blocks whose candidates are held at a time.
-inline constexpr int64_t kMaxAppendBlocks = 128;
+inline int64_t most_append_blocks(int64_t topk) { return topk <= 2048 ? 128 : 64; }
 
 inline int64_t blocks_per_batch(int64_t queries) { return ceil_div(queries, kQueryBlock); }
 
@@ -84,6 +84,7 @@ struct Plan {
   int64_t scores;       // [chunk_rows, N] float
   int64_t top_k_space;  // of top_k
   int64_t top_k_bytes;
+  int64_t values;       // [chunk_rows, topk] float: to sort by, if they are not returned
   // otherwise
   int32_t block_capacity;  // candidates of a segment, for a block's tiles together
   int32_t sample_tiles;    // of kCtaKeys sampled keys
@@ -95,8 +96,6 @@ struct Plan {
   int64_t states;          // [chunk_blocks] BlockState
   int64_t tiles_before;    // [chunk_blocks + 1] int64
   int64_t scratch;         // [kMaxCtas, kCutWarps, topk] Candidate
-  // both
-  int64_t values;  // [chunk_rows, topk] float: scores to sort by that are not returned
   int64_t bytes;
 
   JFT_HOST_DEVICE int sample_keys() const { return sample_tiles * kCtaKeys; }
@@ -109,52 +108,76 @@ inline bool keeps_values(Order order, bool unscored) {
   return unscored && order == Order::kScore;
 }
 
-inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk,
-                      bool keep_values) {
+// The next bytes of a plan's workspace.
+inline int64_t take(Plan& plan, int64_t bytes) {
   constexpr int64_t kAlign = 256;
-  Plan plan{};
-  plan.topk = static_cast<int32_t>(topk);
-  plan.blocks = max64(1, batch * blocks_per_batch(queries));
-  const int64_t rows = max64(1, batch * queries);
-  const int64_t row_bytes = max64(1, keys) * int64_t{sizeof(float)};
-  plan.dense = keys <= kMaxDenseKeys || rows * row_bytes <= kMaxFewBytes ||
-               (keys <= kMaxPairKeys && rows * row_bytes <= 2 * kMaxDenseBytes);
-  // Otherwise the selection sorts by itself.
-  const int64_t value_bytes = keep_values && plan.dense ? topk * int64_t{sizeof(float)} : 0;
-  const int64_t most = plan.dense ? kMaxDenseBytes / ((row_bytes + value_bytes) * kQueryBlock)
-                                  : kMaxAppendBlocks;
-  const int64_t chunks = ceil_div(plan.blocks, max64(1, min64(most, kMaxBlocks)));
-  plan.chunk_blocks = ceil_div(plan.blocks, chunks);
-  plan.chunk_rows = min64(rows, plan.chunk_blocks * kQueryBlock);
-  const auto take = [&plan](int64_t bytes) {
-    const int64_t here = plan.bytes;
-    plan.bytes += ceil_div(bytes, kAlign) * kAlign;
-    return here;
-  };
-  plan.values = take(plan.chunk_rows * value_bytes);
-  if (plan.dense) {
-    plan.scores = take(plan.chunk_rows * row_bytes);
-    plan.top_k_bytes = TopkParts(plan.chunk_rows, keys, topk).bytes();
-    plan.top_k_space = take(plan.top_k_bytes);
-    return plan;
-  }
+  const int64_t here = plan.bytes;
+  plan.bytes += ceil_div(bytes, kAlign) * kAlign;
+  return here;
+}
+
+inline void lay_out_dense(Plan& plan, int64_t row_bytes, int64_t value_bytes, int64_t keys) {
+  plan.scores = take(plan, plan.chunk_rows * row_bytes);
+  plan.values = take(plan, plan.chunk_rows * value_bytes);
+  plan.top_k_bytes = TopkParts(plan.chunk_rows, keys, plan.topk).bytes();
+  plan.top_k_space = take(plan, plan.top_k_bytes);
+}
+
+inline void lay_out_append(Plan& plan, int64_t keys) {
+  const int64_t topk = plan.topk;
   // 3 % of the keys, or what a good threshold needs.
   plan.sample_tiles = static_cast<int32_t>(max64(4, min64(32, keys / kCtaKeys / 32)));
   // 2.2 K candidates a row: somewhat more than the threshold lets pass.
   plan.block_capacity = static_cast<int32_t>(ceil_div(topk * 22, 10 * kRowSegments));
   const int64_t block_rows = plan.chunk_blocks * kQueryBlock;
-  const int64_t segment_room =
-      plan.chunk_blocks * plan.block_capacity + plan.pieces() * kSpare;
+  const int64_t segment_room = plan.chunk_blocks * plan.block_capacity + plan.pieces() * kSpare;
   plan.samples = plan.bytes;
-  plan.candidates = take(max64(segment_room * kBlockSegments * int64_t{sizeof(Candidate)},
-                               block_rows * plan.sample_keys() * int64_t{sizeof(uint32_t)}));
-  plan.counts = take(plan.pieces() * kBlockSegments * int64_t{sizeof(int32_t)});
-  plan.bounds = take(plan.pieces() * kQueryBlock * int64_t{sizeof(uint64_t)});
-  plan.thresholds = take(block_rows * int64_t{sizeof(float)});
-  plan.states = take(plan.chunk_blocks * int64_t{sizeof(BlockState)});
-  plan.tiles_before = take((plan.chunk_blocks + 1) * int64_t{sizeof(int64_t)});
-  plan.scratch = take(int64_t{kMaxCtas} * kCutWarps * topk * int64_t{sizeof(Candidate)});
+  plan.candidates =
+      take(plan, max64(segment_room * kBlockSegments * int64_t{sizeof(Candidate)},
+                       block_rows * plan.sample_keys() * int64_t{sizeof(uint32_t)}));
+  plan.counts = take(plan, plan.pieces() * kBlockSegments * int64_t{sizeof(int32_t)});
+  plan.bounds = take(plan, plan.pieces() * kQueryBlock * int64_t{sizeof(uint64_t)});
+  plan.thresholds = take(plan, block_rows * int64_t{sizeof(float)});
+  plan.states = take(plan, plan.chunk_blocks * int64_t{sizeof(BlockState)});
+  plan.tiles_before = take(plan, (plan.chunk_blocks + 1) * int64_t{sizeof(int64_t)});
+  plan.scratch = take(plan, int64_t{kMaxCtas} * kCutWarps * topk * int64_t{sizeof(Candidate)});
+}
+
+inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk,
+                      bool keep_values) {
+  Plan plan{};
+  plan.topk = static_cast<int32_t>(topk);
+  plan.blocks = max64(1, batch * blocks_per_batch(queries));
+  const int64_t rows = max64(1, batch * queries);
+  const int64_t row_bytes = max64(1, keys) * int64_t{sizeof(float)};
+  // Without dense scores the selection sorts by itself.
+  const int64_t value_bytes = keep_values ? topk * int64_t{sizeof(float)} : 0;
+  plan.dense = keys <= kMaxDenseKeys || rows * row_bytes <= kMaxFewBytes ||
+               (keys <= kMaxPairKeys && rows * row_bytes <= 2 * kMaxDenseBytes);
+  const int64_t most = plan.dense ? kMaxDenseBytes / ((row_bytes + value_bytes) * kQueryBlock)
+                                  : most_append_blocks(topk);
+  const int64_t chunks = ceil_div(plan.blocks, max64(1, min64(most, kMaxBlocks)));
+  plan.chunk_blocks = ceil_div(plan.blocks, chunks);
+  plan.chunk_rows = min64(rows, plan.chunk_blocks * kQueryBlock);
+  if (plan.dense) {
+    lay_out_dense(plan, row_bytes, value_bytes, keys);
+  } else {
+    lay_out_append(plan, keys);
+  }
   return plan;
+}
+
+// Bytes that make_plan asks for at most, whatever the numbers of queries and batches are.
+inline int64_t most_bytes(int64_t keys, int64_t topk, bool keep_values) {
+  // Dense: chunks of kMaxDenseBytes, or of one block of few rows.
+  const int64_t block_values = keep_values ? kQueryBlock * topk * int64_t{sizeof(float)} : 0;
+  const int64_t part_bytes = kMaxTopkParts * (top_k_capacity(topk) + 2) * int64_t{sizeof(uint64_t)};
+  const int64_t dense = kMaxDenseBytes + block_values + part_bytes + (1 << 12);
+  Plan append{};
+  append.topk = static_cast<int32_t>(topk);
+  append.chunk_blocks = most_append_blocks(topk);
+  lay_out_append(append, keys);
+  return max64(dense, append.bytes);
 }
 
 }  // namespace jax_fused_topk::hopper

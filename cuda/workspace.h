@@ -18,6 +18,14 @@ inline int64_t workspace_bytes(Element element, int64_t batch, int64_t queries, 
   return max64(any, hopper::make_plan(batch, queries, keys, topk, keep_values).bytes);
 }
 
+// Enough for any number of queries and batches.
+inline int64_t workspace_bound(Element element, int64_t heads, int64_t dim, int64_t keys,
+                               int64_t topk, Order order, bool unscored) {
+  const int64_t any = kMaxSlots * index_topk_slot_bytes(topk);
+  if (!hopper::supported(element, heads, dim)) return any;
+  return max64(any, hopper::most_bytes(keys, topk, hopper::keeps_values(order, unscored)));
+}
+
 }  // namespace jax_fused_topk
 
 #endif  // JAX_FUSED_TOPK_CUDA_WORKSPACE_H_

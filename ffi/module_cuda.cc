@@ -21,13 +21,20 @@ NB_MODULE(_cuda, m) {
   m.attr("DIM_MULTIPLE") = jft::kDimMultiple;
   m.attr("MAX_INDEX_TOPK") = jft::kMaxIndexTopk;
   m.attr("MAX_SORTED_K") = jft::kMaxSortedTopk;
+  const auto element = [](bool fp8) {
+    return fp8 ? jft::Element::kF8E4M3FN : jft::Element::kBF16;
+  };
   m.def("index_topk_workspace_bytes",
-        [](bool fp8, int64_t batch, int64_t queries, int64_t heads, int64_t dim, int64_t keys,
-           int64_t topk, int order, bool return_scores) {
-          const auto element = fp8 ? jft::Element::kF8E4M3FN : jft::Element::kBF16;
-          return jft::workspace_bytes(element, batch, queries, heads, dim, keys, topk,
+        [element](bool fp8, int64_t batch, int64_t queries, int64_t heads, int64_t dim,
+                  int64_t keys, int64_t topk, int order, bool return_scores) {
+          return jft::workspace_bytes(element(fp8), batch, queries, heads, dim, keys, topk,
                                       static_cast<jft::Order>(order), !return_scores);
         });
+  m.def("index_topk_workspace_bound", [element](bool fp8, int64_t heads, int64_t dim, int64_t keys,
+                                                int64_t topk, int order, bool return_scores) {
+    return jft::workspace_bound(element(fp8), heads, dim, keys, topk,
+                                static_cast<jft::Order>(order), !return_scores);
+  });
   m.def("top_k_workspace_bytes", [](int64_t rows, int64_t keys, int64_t k, int order) {
     return jft::top_k_workspace_bytes(rows, keys, k, static_cast<jft::Order>(order));
   });

@@ -9,6 +9,7 @@ What lives where:
 - `exporting`: what `jax.export` must be told.
 - `sharding`: context parallelism, the keys shared out over devices.
 - `_partition`: how XLA splits a call over the devices of a sharded `jit`.
+- `_workspace`: scratch memory of the CUDA kernels.
 - `reference`: pure jnp, the oracle and the path for every other platform.
 - `quantization`, `ranges`: FP8 quantisation and row ranges.
 - `_vary`: types under `shard_map`.

@@ -19,4 +19,7 @@ unless they are named.  A target's name carries the version of its interface, so
 serialised with another version fails with the missing target's name when it is compiled.
 The process that loads the program must `import jax_fused_topk`, which registers the
 handlers; exporting for "cuda" needs `build_info()["cuda"]`, but no GPU.
+
+B, Q and N may be symbolic (`jax.export.symbolic_shape`), H, D and topk may not.  For "cuda" a
+program with a symbolic size holds the largest workspace of its topk, 160 MiB at 2048.
 """

@@ -24,7 +24,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import ManualAxisType
 
-from jax_fused_topk import _checks, _ffi, _partition, reference
+from jax_fused_topk import _checks, _ffi, _partition, _workspace, reference
 
 index_topk_p = Primitive("jax_fused_topk_index_topk")
 index_scores_p = Primitive("jax_fused_topk_index_scores")
@@ -133,7 +133,7 @@ def _call_target(
     return rule(ctx.replace(avals_out=list(avals_out)), *operands, **attributes)
 
 
-def _workspace(size: int) -> Any:
+def _scratch(size: int) -> Any:
     """Scratch memory as one more result: XLA owns it, so a CUDA graph can be replayed."""
     return jax.core.ShapedArray((size,), jnp.dtype(jnp.uint8))
 
@@ -151,10 +151,8 @@ def _lower_index_topk(platform: str, ctx: Any, *operands: Any, **params: Any) ->
     results = [scores, ctx.avals_out[-1]]
     order = _order_attribute(params["order"])
     if platform == "cuda":
-        size = _ffi.cuda_module().index_topk_workspace_bytes(
-            q.dtype == jnp.float8_e4m3fn, *q.shape, k.shape[1], topk, int(order), return_scores
-        )
-        results.append(_workspace(size))
+        size = _workspace.index_topk_bytes(q, k.shape[1], topk, int(order), return_scores)
+        results.append(_scratch(size))
     scores, indices, *_ = _call_target(ctx, operands, "index_topk", results, order=order)
     return [scores, indices] if return_scores else [indices]
 
@@ -168,8 +166,7 @@ def _lower_top_k(platform: str, ctx: Any, *operands: Any, **params: Any) -> Sequ
     results = list(ctx.avals_out)
     if platform == "cuda":
         rows, keys = ctx.avals_in[0].shape
-        size = _ffi.cuda_module().top_k_workspace_bytes(rows, keys, params["k"], int(order))
-        results.append(_workspace(size))
+        results.append(_scratch(_workspace.top_k_bytes(rows, keys, params["k"], int(order))))
     return _call_target(ctx, operands, "top_k", results, order=order)[:2]
 
 

@@ -1,5 +1,6 @@
 """jax.export: the ready-made checks, and programs that another process loads and runs."""
 
+import itertools
 import functools
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from jax import export
 
 import jax_fused_topk
+from jax_fused_topk import _ffi, _workspace
 
 PLATFORMS = [
     pytest.param(("cpu",), id="cpu"),
@@ -30,13 +32,46 @@ import sys
 import jax, numpy as np
 import jax_fused_topk
 from jax import export
-program, operands, results = sys.argv[1:]
-with open(program, "rb") as file:
+with open("program", "rb") as file:
     exported = export.deserialize(bytearray(file.read()))
-x = np.load(operands)
-out = jax.jit(exported.call)(*(x[name] for name in x.files))
-np.savez(results, *out)
+call = jax.jit(exported.call)
+for operands, results in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+    x = np.load(operands)
+    np.savez(results, *call(*(x[name] for name in x.files)))
 """
+
+
+def run_in_a_new_process(exported, all_operands, folder):
+    """Serialises a program and has another process run it on each dict of operands."""
+    (folder / "program").write_bytes(exported.serialize())
+    names = []
+    for i, operands in enumerate(all_operands):
+        names += [f"operands{i}.npz", f"results{i}.npz"]
+        np.savez(folder / names[-2], **operands)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, *names],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for name in names[1::2]:
+        with np.load(folder / name) as results:
+            yield [results[part] for part in results.files]
+
+
+def operands_of(seed, queries, keys, batch=()):
+    x = inputs.with_ranges(inputs.integer(seed, queries, keys, 4, 16, batch=batch), seed + 1)
+    return {
+        "q": x.q.astype(np.float32), "k": x.k.astype(np.float32), "weights": x.weights,
+        "k_scale": x.k_scale, "ends": x.ends,
+    }  # fmt: skip
+
+
+def assert_same_results(got, operands):
+    """Against the jitted function in this process, bit for bit."""
+    expected = jax.jit(every_operation)(*operands.values())
+    assert len(got) == len(expected) == 6
+    for g, e in zip(got, expected, strict=True):
+        oracles.assert_same(g, e)
 
 
 def every_operation(q, k, weights, k_scale, ends):
@@ -65,29 +100,89 @@ def test_every_registered_target_is_named():
 @pytest.mark.parametrize("platforms", PLATFORMS)
 def test_a_new_process_runs_the_program(platforms, tmp_path):
     pytest.importorskip("flatbuffers", reason="jax.export serialises with flatbuffers")
-    x = inputs.with_ranges(inputs.integer(1, 8, 500, 4, 16), 2)
-    operands = {
-        "q": x.q.astype(np.float32), "k": x.k.astype(np.float32), "weights": x.weights,
-        "k_scale": x.k_scale, "ends": x.ends,
-    }  # fmt: skip
+    operands = operands_of(1, 8, 500)
     exported = export.export(
         jax.jit(every_operation),
         platforms=platforms,
         disabled_checks=jax_fused_topk.EXPORT_CHECKS,
     )(*operands.values())
     assert exported.platforms == platforms
-    (tmp_path / "program").write_bytes(exported.serialize())
-    np.savez(tmp_path / "operands.npz", **operands)
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, "program", "operands.npz", "results.npz"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    results = np.load(tmp_path / "results.npz")
-    expected = jax.jit(every_operation)(*operands.values())
-    assert len(results.files) == len(expected) == 6
-    for name, e in zip(results.files, expected, strict=True):
-        oracles.assert_same(results[name], e, name)
+    (got,) = run_in_a_new_process(exported, [operands], tmp_path)
+    assert_same_results(got, operands)
+
+
+@pytest.mark.parametrize("platforms", PLATFORMS)
+@pytest.mark.parametrize("sizes", ["b, 8, 300", "b, q, n"])
+def test_symbolic_sizes(sizes, platforms, tmp_path):
+    """One program for every batch, and for every number of queries and keys besides."""
+    pytest.importorskip("flatbuffers", reason="jax.export serialises with flatbuffers")
+    b, q, n = export.symbolic_shape(sizes)
+    shapes = {"q": (b, q, 4, 16), "k": (b, n, 16), "weights": (b, q, 4), "k_scale": (b, n)}
+    arguments = [jax.ShapeDtypeStruct(shape, np.float32) for shape in shapes.values()]
+    exported = export.export(
+        jax.jit(every_operation),
+        platforms=platforms,
+        disabled_checks=jax_fused_topk.EXPORT_CHECKS,
+    )(*arguments, jax.ShapeDtypeStruct((b, q), np.int32))
+    called = [operands_of(2, 8, 300, (1,)), operands_of(3, 8, 300, (5,))]
+    if sizes == "b, q, n":
+        called.append(operands_of(4, 70, 1000, (2,)))
+    results = list(run_in_a_new_process(exported, called, tmp_path))
+    assert len(results) == len(called)
+    for got, operands in zip(results, called, strict=True):
+        assert_same_results(got, operands)
+
+
+@pytest.mark.gpu
+def test_symbolic_sizes_on_a_gpu(cuda):
+    shapes = ("b, q, 4, 16", "b, n, 16", "b, q, 4", "b, n", "b, q")
+    scope = export.SymbolicScope()
+    arguments = [
+        jax.ShapeDtypeStruct(export.symbolic_shape(shape, scope=scope), dtype)
+        for shape, dtype in zip(shapes, [np.float32] * 4 + [np.int32], strict=True)
+    ]
+    exported = export.export(
+        jax.jit(every_operation),
+        platforms=("cpu", "cuda"),
+        disabled_checks=jax_fused_topk.EXPORT_CHECKS,
+    )(*arguments)
+    for queries, keys, batch in ((8, 300, 1), (70, 9000, 3), (1, 70_000, 2)):
+        operands = operands_of(5, queries, keys, (batch,))
+        on_gpu = {name: cuda.put(x) for name, x in operands.items()}
+        assert_same_results(jax.jit(exported.call)(*on_gpu.values()), on_gpu)
+
+
+@pytest.mark.skipif(not jax_fused_topk.build_info()["cuda"], reason="built without CUDA kernels")
+def test_symbolic_sizes_get_enough_workspace():
+    """As much as the kernels ask for at any sizes: their handlers refuse less."""
+    b, q, n = export.symbolic_shape("b, q, n")
+    sizes = [1, 2, 15, 17, 63, 65, 131, 132, 264, 319, 320, 321, 1025, 5000, 70_000]
+    all_keys = [1, 300, 511, 513, 4095, 49_152, 131_072, 2**31 - 1]
+    kinds = itertools.product(
+        (jnp.float8_e4m3fn, jnp.bfloat16), (64, 7), (1, 20, 2048, 4096), _ffi.ORDERS.values()
+    )
+    for dtype, heads, topk, order in kinds:
+
+        def size(batch, queries, keys, dtype=dtype, heads=heads, topk=topk, order=order):
+            q = jax.core.ShapedArray((batch, queries, heads, 128), dtype)
+            return _workspace.index_topk_bytes(q, keys, topk, order, return_scores=False)
+
+        enough = size(b, q, n)
+        assert enough < 2**29
+        for keys in all_keys:
+            fixed_keys = size(b, q, keys)
+            assert fixed_keys <= enough
+            for batch, queries in [(1, s) for s in sizes] + [(s, 1) for s in sizes] + [(7, 99)]:
+                exact = size(batch, queries, keys)
+                assert exact <= size(b, queries, keys) == fixed_keys
+                assert exact <= size(batch, q, keys)
+    for k in (1, 11, 2048, 4096, 9000, 65_536):
+        for order in _ffi.ORDERS.values():
+            for keys in all_keys:
+                enough = _workspace.top_k_bytes(q, keys, k, order)
+                assert enough <= _workspace.top_k_bytes(q, n, k, order) < 2**29
+                for rows in sizes:
+                    assert _workspace.top_k_bytes(rows, keys, k, order) <= enough
 
 
 def test_without_the_checks_export_refuses():

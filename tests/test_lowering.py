@@ -244,10 +244,20 @@ def test_the_shapes_asked_for_reach_the_primitive(queries, keys, heads, dim, top
 def test_workspace_is_bounded_whatever_the_shape():
     if not jax_fused_topk.build_info()["cuda"]:
         pytest.skip(f"no CUDA kernels: {jax_fused_topk.build_info()['cuda_error']}")
-    size = _ffi.cuda_module().index_topk_workspace_bytes
-    assert 0 < size(1, 1, 1, 1) <= size(1, 64, 32_768, 2048) <= 256 * MIB
-    assert size(1, 300_000, 2**31 - 1, 2048) <= 256 * MIB
+
+    def size(batch, queries, keys, topk, heads=64, fp8=True, order="any", return_scores=False):
+        return _ffi.cuda_module().index_topk_workspace_bytes(
+            fp8, batch, queries, heads, 128, keys, topk, _ffi.ORDERS[order], return_scores
+        )
+
+    for fp8 in (False, True):
+        assert 0 < size(1, 1, 1, 1, fp8=fp8) <= size(1, 64, 32_768, 2048, fp8=fp8) <= 256 * MIB
+    for keys in [*range(1000, 200_000, 997), 16_384, 32_768, 2**20, 2**31 - 1]:
+        for order in _ffi.ORDERS:
+            assert size(1, 4096, keys, 2048, order=order) <= 256 * MIB, (keys, order)
+    assert size(1, 300_000, 2**31 - 1, 2048) <= 512 * MIB
     assert size(2**20, 2**20, 2**31 - 1, 4096) <= 512 * MIB
+    assert size(2**20, 2**20, 2**31 - 1, 4096, fp8=False) <= 512 * MIB
 
 
 def test_export_with_the_target_allowed(kernel):
