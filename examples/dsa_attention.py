@@ -9,7 +9,7 @@ The model is in `dsa/`.
 import argparse
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from dsa import benchmark, block
 from dsa.config import DEEPSEEK_V32, SMALL, Config
 
 TOKENS, CHUNK = 96, 32  # of the check
+LENGTHS, CHUNK_QUERIES = (8192, 16384, 32768, 65536, 131072), 4096  # of the benchmark
 
 TOLERANCE = 1e-4
 """The largest difference, as a share of the largest output: float32 sums of some hundred
@@ -84,6 +85,22 @@ def check(
     }
 
 
+def benchmark_cases(
+    shapes: Sequence[tuple[int, int]] | None = None, config: Config = DEEPSEEK_V32
+) -> Iterator[tuple[int, int, int, dict[str, benchmark.Call]]]:
+    """What `python -m benchmarks --suite model` times: (q, n, topk, {name: call}).
+
+    Args:
+      shapes: (queries of the last chunk, tokens) of each case; `CHUNK_QUERIES` and `LENGTHS`
+        if None.
+      config: dimensions.
+    """
+    params = benchmark.make_params(config)
+    for chunk, length in shapes or [(CHUNK_QUERIES, length) for length in LENGTHS]:
+        calls = benchmark.calls(params, config, length, chunk)
+        yield chunk, length, config.topk, {" ".join(key): call for key, call in calls.items()}
+
+
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(
@@ -91,11 +108,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--benchmark", action="store_true", help="time instead of checking")
     parser.add_argument(
-        "--lengths", type=int, nargs="+", default=[8192, 16384, 32768, 65536, 131072],
+        "--lengths", type=int, nargs="+", default=LENGTHS,
         help="tokens in the cache, the chunk's included (%(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--chunk", type=int, default=4096,
+        "--chunk", type=int, default=CHUNK_QUERIES,
         help="queries of the timed prefill step, the last of each length (%(default)s)",
     )  # fmt: skip
     parser.add_argument("--repeats", type=int, default=5, help="timed rounds (%(default)s)")

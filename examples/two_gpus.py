@@ -9,9 +9,7 @@ One device runs `index_topk` over all rows.  Several run it with the queries sha
 """
 
 import argparse
-import datetime
 import functools
-import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import records
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from wall_time import interleaved_ms
@@ -164,14 +163,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.cpu:
         jax.config.update("jax_num_cpu_devices", max(args.devices, jax.config.jax_num_cpu_devices))
     devices = find_devices(args.devices, args.cpu)
-    info = jft.build_info()
-    common = {
-        "run_id": datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
-        "suite": "devices",
-        "card": devices[0].device_kind,
-        **{name: info[name] for name in ("version", "jax", "cuda_toolkit")},
-        **{name: getattr(args, name) for name in ("topk",)},
-        "q": args.queries, "n": args.keys, "h": args.heads, "d": args.dim,
+    common = records.describe("devices", devices[0]) | {
+        "q": args.queries, "n": args.keys, "h": args.heads, "d": args.dim, "topk": args.topk,
     }  # fmt: skip
     with jax.default_device(devices[0]):
         x = random_operands(args.queries, args.keys, args.heads, args.dim)
@@ -187,8 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{line['speed_up']:>10.2f}  {'bit for bit' if line['equal'] else 'NO'}"
         )
     if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        records.write(args.out, lines)
     return 0 if all(line["equal"] for line in lines) else 1
 
 

@@ -225,8 +225,8 @@ def test_script_benchmarks(tmp_path, capsys):
     arguments = ["--benchmark", "--small", "--lengths", "48", "--chunk", "16"]
     assert dsa_attention.main([*arguments, "--repeats", "2", "--out", str(out)]) == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(x["length"], x["implementation"]) for x in lines] == [
-        (48, name) for name in benchmark.CHOICES
+    assert [(x["q"], x["n"], x["implementation"]) for x in lines] == [
+        (16, 48, name) for name in benchmark.CHOICES
     ]
     assert len({x["run_id"] for x in lines}) == 1
     for x in lines:
@@ -237,6 +237,18 @@ def test_script_benchmarks(tmp_path, capsys):
         assert x["same_keys_as_index_topk"] > 0.9
     table = capsys.readouterr().out
     assert table.count("index_topk") == 1 and "the last 16 queries of a prefill" in table
+
+
+def test_cases_for_the_benchmarks():
+    """Every part and choice, at the last queries of the given lengths."""
+    ((q, n, topk, calls),) = dsa_attention.benchmark_cases([(16, 40)], SMALL)
+    assert (q, n, topk) == (16, 40, SMALL.topk)
+    assert set(calls) == {f"{p} {c}" for p in ("block", "indexer") for c in benchmark.CHOICES}
+    results = {name: jax.jit(f)(*arguments) for name, (f, arguments) in calls.items()}
+    fused = np.asarray(results["indexer index_topk"])
+    assert fused.shape == (16, SMALL.topk) and np.all(fused.max(axis=1) <= np.arange(24, 40))
+    assert fused[-1].max() > 24  # the chunk's own keys stand in the cache
+    assert benchmark.same_keys(results["block index_topk"].indices, fused) > 0.9
 
 
 def test_script_refuses_lengths_below_the_chunk(capsys):

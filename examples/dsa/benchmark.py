@@ -1,49 +1,77 @@
 """Times one step of the block, with three ways to choose keys.
 
 A step is the last chunk of a prefill: `chunk` queries at the end of `length` tokens.  The
-indexer step alone (index queries, scores, choice) is timed in the same rounds, so that the
-saving predicted from it stands beside the one measured on the whole block.
+indexer alone (index queries, scores, choice) is timed in the same rounds, so that the saving
+predicted from it stands beside the one measured on the whole block.
 """
 
-import datetime
 import functools
-import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import records
 from wall_time import interleaved_ms
 
-import jax_fused_topk as jft
 from dsa import block
 from dsa.config import Config
 from dsa.indexer import Params, choose_fused, choose_plain, choose_unfused
 
-BASELINE, FUSED = "jnp+lax.top_k", "index_topk"
-CHOICES = {
-    BASELINE: choose_plain,
-    "index_scores+top_k": choose_unfused,
-    FUSED: choose_fused,
-}
+BASELINE, UNFUSED, FUSED = "jnp+lax.top_k", "index_scores+top_k", "index_topk"
+CHOICES = {BASELINE: choose_plain, UNFUSED: choose_unfused, FUSED: choose_fused}
+BLOCK, INDEXER = "block", "indexer"
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function to jit, and its arguments."""
+
+
+def make_params(config: Config) -> Params:
+    """Random parameters, drawn on the device."""
+    return jax.jit(block.init_params, static_argnames="config")(jax.random.key(0), config)
+
+
+def hidden_states(config: Config, tokens: int, seed: int) -> jax.Array:
+    """Normal draws [tokens, hidden]."""
+    return jax.random.normal(jax.random.key(seed), (tokens, config.hidden), config.dtype)
 
 
 def filled_cache(params: Params, config: Config, length: int, chunk: int) -> block.Cache:
     """A cache of `length` tokens with random hidden states, written a chunk at a time."""
     add = jax.jit(functools.partial(block.append, config=config), donate_argnames="cache")
     cache = block.empty_cache(config, length)
-    for start in range(0, length, chunk):
-        x = hidden_states(config, min(chunk, length - start), seed=start)
+    # Chunks of one size, the last over the one before it: one program to compile.
+    for start in (*range(0, length - chunk, chunk), length - chunk):
+        x = hidden_states(config, chunk, seed=start)
         cache = add(params, x=x, cache=cache, start=jnp.int32(start))
     return cache
 
 
-def hidden_states(config: Config, tokens: int, seed: int) -> jax.Array:
-    """Normal draws [tokens, hidden]."""
-    return jax.random.normal(jax.random.key(seed), (tokens, config.hidden), config.dtype)
+def calls(params: Params, config: Config, length: int, chunk: int) -> dict[tuple[str, str], Call]:
+    """(BLOCK or INDEXER, key of CHOICES) -> the call, at one length."""
+    cache = filled_cache(params, config, length, chunk)
+    # The last tokens of the cache, which a step writes again.
+    x, start = hidden_states(config, chunk, seed=length - chunk), jnp.int32(length - chunk)
+    positions = start + jnp.arange(chunk, dtype=jnp.int32)
+    project = jax.jit(functools.partial(block.project_queries, config=config))
+    latent_q = project(params, x=x, positions=positions).latent
+
+    def indexer(choose: Any) -> Callable[..., jax.Array]:
+        return lambda params, x, latent_q, cache, start: block.select(
+            params, config, x, latent_q, cache, start, choose
+        )
+
+    def whole(choose: Any) -> Callable[..., block.Output]:
+        return lambda params, x, cache, start: block.step(params, config, x, cache, start, choose)
+
+    out: dict[tuple[str, str], Call] = {}
+    for name, choose in CHOICES.items():
+        out[INDEXER, name] = indexer(choose), (params, x, latent_q, cache, start)
+        out[BLOCK, name] = whole(choose), (params, x, cache, start)
+    return out
 
 
 def same_keys(a: jax.Array, b: jax.Array) -> float:
@@ -57,41 +85,33 @@ def same_keys(a: jax.Array, b: jax.Array) -> float:
 def time_length(
     params: Params, config: Config, length: int, chunk: int, repeats: int
 ) -> list[dict[str, Any]]:
-    """Times all ways at one length; one dict for each, ready for a JSON line."""
-    cache = filled_cache(params, config, length, chunk)
-    x = hidden_states(config, chunk, seed=1)
-    start = jnp.int32(length - chunk)
-    positions = start + jnp.arange(chunk, dtype=jnp.int32)
-    latent_q = jax.jit(functools.partial(block.project_queries, config=config))(
-        params, x=x, positions=positions
-    ).latent
-    calls, indices = {}, {}
-    for name, choose in CHOICES.items():
-        indexer = jax.jit(functools.partial(block.select, config=config, choose=choose))
-        whole = jax.jit(functools.partial(block.step, config=config, choose=choose))
-        run_indexer = functools.partial(
-            indexer, params, x=x, latent_q=latent_q, cache=cache, start=start
-        )
-        calls[name, "indexer"] = run_indexer
-        calls[name, "block"] = functools.partial(whole, params, x=x, cache=cache, start=start)
-        indices[name] = run_indexer()
-    if not bool(jnp.array_equal(indices["index_scores+top_k"], indices[FUSED])):
-        raise AssertionError(f"index_topk and index_scores+top_k choose differently at {length}")
-    samples = interleaved_ms(calls, repeats)
-    ms = {call: statistics.median(times) for call, times in samples.items()}
+    """Times all ways at one length; one dict for each, ready for a JSON line.
+
+    Raises:
+      AssertionError: if the fused and the unfused choice differ in a bit.
+    """
+    jitted = {
+        key: functools.partial(jax.jit(f), *arguments)
+        for key, (f, arguments) in calls(params, config, length, chunk).items()
+    }
+    indices = {name: jitted[INDEXER, name]() for name in CHOICES}
+    if not bool(jnp.array_equal(indices[UNFUSED], indices[FUSED])):
+        raise AssertionError(f"{FUSED} and {UNFUSED} choose differently at length {length}")
+    samples = interleaved_ms(jitted, repeats)
+    ms = {key: statistics.median(times) for key, times in samples.items()}
     return [
         {
             "implementation": name,
-            "length": length,
-            "chunk": chunk,
-            "block_ms": ms[name, "block"],
-            "indexer_ms": ms[name, "indexer"],
-            "indexer_share": ms[name, "indexer"] / ms[name, "block"],
-            "measured_saving_ms": ms[BASELINE, "block"] - ms[name, "block"],
-            "predicted_saving_ms": ms[BASELINE, "indexer"] - ms[name, "indexer"],
+            "q": chunk,
+            "n": length,
+            "block_ms": ms[BLOCK, name],
+            "indexer_ms": ms[INDEXER, name],
+            "indexer_share": ms[INDEXER, name] / ms[BLOCK, name],
+            "measured_saving_ms": ms[BLOCK, BASELINE] - ms[BLOCK, name],
+            "predicted_saving_ms": ms[INDEXER, BASELINE] - ms[INDEXER, name],
             "same_keys_as_index_topk": same_keys(indices[name], indices[FUSED]),
-            "block_ms_samples": samples[name, "block"],
-            "indexer_ms_samples": samples[name, "indexer"],
+            "block_ms_samples": samples[BLOCK, name],
+            "indexer_ms_samples": samples[INDEXER, name],
         }
         for name in CHOICES
     ]
@@ -100,25 +120,21 @@ def time_length(
 def run(
     config: Config, lengths: Sequence[int], chunk: int, repeats: int, out: Path | None
 ) -> list[dict[str, Any]]:
-    """Times all lengths, prints a table, appends to JSON lines in `out`; returns the lines."""
-    device = jax.devices()[0]
-    common = {
-        "run_id": datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%SZ"),
-        "card": device.device_kind,
-        **{name: jft.build_info()[name] for name in ("version", "jax", "cuda_toolkit")},
-        "suite": "model",
+    """Times all lengths, prints a table, writes JSON lines to `out`; returns the lines."""
+    common = records.describe("model", jax.devices()[0]) | {
         "timed": f"one block, the last {chunk} queries of a prefill, batch 1, wall time",
         "hidden": config.hidden,
         "heads": config.heads,
-        "index_heads": config.index_heads,
+        "h": config.index_heads,
+        "d": config.index_dim,
         "topk": config.topk,
     }
-    print(f"{common['timed']}; {common['card']}, jax {common['jax']}, medians in ms")
+    print(f"{common['timed']}; {common['card']}, jax {common['jax']}, medians of {repeats} in ms")
     print(
         f"{'length':>7}  {'choice':<20}{'block':>10}{'indexer':>10}{'share':>8}"
         f"{'saving':>10}{'predicted':>11}{'same keys':>11}"
     )
-    params = jax.jit(block.init_params, static_argnames="config")(jax.random.key(0), config)
+    params = make_params(config)
     lines = []
     for length in lengths:
         for line in time_length(params, config, length, chunk, repeats):
@@ -130,7 +146,6 @@ def run(
                 f"{100 * line['same_keys_as_index_topk']:>9.2f} %",
                 flush=True,
             )
-            if out is not None:
-                out.parent.mkdir(parents=True, exist_ok=True)
-                out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        if out is not None:  # after each length: a run cut short leaves what it has
+            records.write(out, lines)
     return lines
