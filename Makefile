@@ -4,10 +4,12 @@
 #   SYSTEM=1            use PYTHON's own packages: no virtual environment, no
 #                       network, no build isolation
 #   PYTEST_ARGS=...     more arguments for pytest
+#   BENCH_ARGS=...      more arguments for `python -m benchmarks`
 
 PYTHON ?= python3
 SYSTEM ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 VENV := .venv
 
 ifeq ($(SYSTEM),)
@@ -23,7 +25,7 @@ endif
 SOURCES := $(wildcard cpu/* cuda/* ffi/*) CMakeLists.txt pyproject.toml
 INSTALLED := build/installed-$(subst /,_,$(PY))
 
-.PHONY: help demo test gpu-test receipt-check lint format test-all wheel install clean
+.PHONY: help demo test gpu-test receipt-check bench figures lint format test-all wheel install clean
 
 help:
 	@sed -n 's/^#: //p' Makefile
@@ -45,6 +47,16 @@ gpu-test: $(INSTALLED)
 #: make receipt-check  whether the kernels at hand are those that passed on a GPU
 receipt-check:
 	@$(PYTHON) tests/receipt.py check
+
+#: make bench          times the suites on a GPU (10 minutes), then `make figures`
+bench: $(INSTALLED)
+	$(PY) -m benchmarks --suite prefill,small-q,topk,adversarial $(BENCH_ARGS) --out benchmarks/results/h200
+	$(MAKE) figures
+
+#: make figures        tables and pictures of docs/ and README.md from benchmarks/results
+figures: $(INSTALLED)
+	$(PY) -m benchmarks tables
+	$(PY) -m benchmarks figures
 
 #: make lint           ruff, clang-format, mypy
 lint: $(INSTALLED)

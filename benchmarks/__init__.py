@@ -1,6 +1,20 @@
 """Benchmarks: `python -m benchmarks --help`.
 
-- `__main__`: the command line, the table and the JSON lines.
-- `suites`: what is timed, at which shapes, on which inputs.
-- `timing`: interleaved runs; device time from the JAX profiler's trace.
+Measuring:
+
+- `__main__`: the command line.
+- `suites`: shapes, inputs and implementations of each suite, as cases.
+- `inputs`: random, replay and unkind input sets.
+- `implementations`, `controls`: what runs side by side, and what is compared with an oracle.
+- `timing`, `trace`, `clocks`: interleaved rounds, device time from traces, clock and power.
+- `runs`: a suite's JSON lines and its table on the screen.
+
+From the JSON lines:
+
+- `records`: their schema, and ratios within one run.
+- `tables`: the tables of docs/performance.md and README.md.
+- `figure_data`, `figures`: the pictures of docs/figures/.
+- `floors`: what a card allows at best.
+- `compare`: what got slower between two files.
+- `sources`: the digest of the kernel sources.
 """

@@ -1,179 +1,306 @@
-"""What is timed: suites of shapes, each with its implementations side by side."""
+"""The suites: which shapes, which inputs, which implementations side by side.
 
-import importlib.util
+A suite is a list of cases.  The calls of a case take turns, so that only their times may
+be divided by one another.
+"""
+
+import dataclasses
+import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-import jax_fused_topk as jft
+from benchmarks import implementations, inputs
 from benchmarks.timing import Call
 
+Shape = tuple[int, int]
+
+LENGTHS = (8192, 16384, 32768, 65536, 131072, 163840)
 TOPK = 2048
-HEADS, DIM = 64, 128
-TOP_K_SHAPES = [(4096, n) for n in (8192, 16384, 32768, 65536, 131072, 163840)]
-TOP_K_SHAPES += [(64, 131072), (8, 131072), (1, 2**24)]
-INDEX_SHAPES = [(4096, n) for n in (8192, 16384, 32768, 131072)]
-INDEX_SHAPES += [(512, 131072), (64, 131072), (8, 131072)]
-ADVERSARIAL_SHAPES = [(4096, 8192), (4096, 32768), (4096, 131072), (64, 131072), (1, 2**24)]
-CPU_TOP_K_SHAPES = [(64, 32768)]
-CPU_INDEX_SHAPES = [(64, 32768)]
-STANDALONE = ("top_k", "lax.top_k", "torch.topk", "flashinfer.top_k")
-PLAIN_MAX_KEYS = 16384  # plain jnp takes a quarter of a second past it
+PREFILL: list[Shape] = [*((4096, n) for n in LENGTHS), (8192, 131072), (32768, 32768)]
+SMALL_Q: list[Shape] = [(2**i, 131072) for i in range(12)]
+TOP_K: list[Shape] = [*((4096, n) for n in LENGTHS), (64, 131072), (8, 131072), (1, 2**24)]
+UNKIND_TOP_K: list[Shape] = [(4096, 8192), (4096, 32768), (4096, 131072), (64, 131072), (1, 2**24)]
+UNKIND_INDEX: list[Shape] = [(4096, 8192), (4096, 32768), (4096, 131072)]
+CPU: list[Shape] = [(64, 32768)]
 
-Case = tuple[tuple[int, int], list[Call]]
+# Past it plain jnp takes longer than all the rest of a suite.
+PLAIN_PAIRS = 4096 * 131072
 
-
-def top_k(shapes: list[tuple[int, int]]) -> Iterator[Case]:
-    """Standalone top-k of float32 normal draws, against lax.top_k and those importable."""
-    for rows, keys in shapes:
-        x = jax.random.normal(jax.random.key(rows + keys), (rows, keys))
-        ours = [Call("top_k", _top_k(order), (x,), order) for order in ("any", "score")]
-        theirs = Call("lax.top_k", jax.jit(lambda x: lax.top_k(x, TOPK)), (x,), "score")
-        _check_equal(ours[1], theirs)
-        yield (rows, keys), [*ours, theirs, *_torch_calls(x)]
+INDEXERS = ("index_topk", "index_scores", "index_scores+top_k", "jnp", *implementations.CONTROLS)
+ON_CPU = ("index_topk", "index_scores", "index_scores+top_k", "reference")
+MODEL = Path(__file__).resolve().parent.parent / "examples" / "dsa_attention.py"
 
 
-def adversarial(shapes: list[tuple[int, int]]) -> Iterator[Case]:
-    """Standalone top-k of inputs that are unkind to a threshold, beside random ones."""
-    for rows, keys in shapes:
-        draws = jax.random.normal(jax.random.key(rows + keys), (rows, keys))
-        kinds = {
-            "random": draws,
-            "ascending": jnp.sort(draws, axis=1),
-            "descending": -jnp.sort(draws, axis=1),
-            "constant": jnp.ones_like(draws),
-            "two values": (draws > 0).astype(jnp.float32),
-            "narrow band": 10 + 1e-6 * draws,
-            "outlier": draws.at[:, keys // 3].set(1e30),
-            "plateau": jnp.where(draws > 2.5, draws, 0),
-        }
-        calls = [
-            Call("top_k", _top_k(order), (x,), order, inputs)
-            for inputs, x in kinds.items()
-            for order in ("any", "score")
-        ]
-        yield (rows, keys), calls
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What the command line may change about a suite."""
+
+    shapes: Sequence[Shape] | None = None
+    inputs: Sequence[str] = ("random",)
+    replay: Path | None = None
+    implementations: Sequence[str] | None = None
 
 
-def index(shapes: list[tuple[int, int]], replay: Path | None) -> Iterator[Case]:
-    """The indexer: fused, unfused and plain jnp; real text where `replay` is given."""
-    for queries, keys in shapes:
-        inputs, data = _index_inputs(queries, keys, replay)
-        calls = [
-            Call("index_topk", _index_topk(order), (data,), order, inputs)
-            for order in ("any", "index", "score")
-        ]
-        scores = jax.jit(lambda d: jft.index_scores(**d))
-        calls.append(Call("index_scores", scores, (data,), None, inputs))
-        calls.append(Call("index_scores+top_k", jax.jit(_unfused), (data,), "any", inputs))
-        if jax.default_backend() == "cpu":
-            oracle = jax.jit(lambda d: jft.reference.index_topk(**d, topk=TOPK))
-            calls.append(Call("reference", oracle, (data,), "index", inputs))
-        if keys <= PLAIN_MAX_KEYS:
-            calls.append(Call("jnp", jax.jit(_plain), (data,), "score", inputs))
-        yield (queries, keys), calls
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Calls that take turns on one shape."""
+
+    name: str
+    q: int
+    n: int
+    topk: int
+    calls: Sequence[Call]
+    agreements: Sequence[float | None]
+    scored: bool  # whether H and D mean anything
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The JSON line's fields that all calls share."""
+        h, d = (inputs.HEADS, inputs.DIM) if self.scored else (None, None)
+        return {"case": self.name, "q": self.q, "n": self.n, "h": h, "d": d, "topk": self.topk}
 
 
-def _top_k(order: Any) -> Callable[..., Any]:
-    return jax.jit(lambda x: jft.top_k(x, TOPK, order=order))
+Make = Callable[[], Case]
 
 
-def _index_topk(order: Any) -> Callable[..., Any]:
-    return jax.jit(lambda d: jft.index_topk(**d, topk=TOPK, order=order))
+def cases(suite: str, options: Options) -> Iterable[Make]:
+    """The cases of a suite; each is made, and its inputs with it, when it is called.
+
+    A list, but for the model suite, whose cases come one after the other.
+
+    Raises:
+      ValueError: if the suite is unknown, or not available.
+    """
+    if suite not in SUITES:
+        raise ValueError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
+    implementations.check_names(options.implementations or ())
+    made = SUITES[suite](options)
+    return made if suite == "model" else list(made)
 
 
-def _unfused(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    scores = jft.index_scores(**data)
-    return jft.top_k(scores, TOPK, starts=data["starts"], ends=data["ends"], order="any")
+def _prefill(options: Options) -> Iterator[Make]:
+    return _index(options.shapes or PREFILL, options, INDEXERS)
 
 
-def _plain(data: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """What users write today: all scores to memory, then lax.top_k."""
-    wide = data["k"].astype(jnp.float32)
-    columns = jnp.arange(wide.shape[0])
-
-    def row(args: tuple[jax.Array, ...]) -> jax.Array:
-        q, weights, start, end = args
-        dots = jnp.einsum("hd,nd->hn", q.astype(jnp.float32), wide)
-        scores = jnp.einsum("hn,h->n", jax.nn.relu(dots), weights) * data["k_scale"]
-        return jnp.where((columns >= start) & (columns < end), scores, -jnp.inf)
-
-    rows = (data["q"], data["weights"], data["starts"], data["ends"])
-    return lax.top_k(lax.map(row, rows, batch_size=min(256, len(data["q"]))), TOPK)
+def _small_q(options: Options) -> Iterator[Make]:
+    return _index(options.shapes or SMALL_Q, options, INDEXERS)
 
 
-def _index_inputs(queries: int, keys: int, replay: Path | None) -> tuple[str, dict[str, jax.Array]]:
-    if replay is not None:
-        spec = importlib.util.spec_from_file_location("replay_loader", replay / "replay.py")
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.dont_write_bytecode = True  # nothing is left beside shared files
-        spec.loader.exec_module(module)
-        data = module.load(replay / "replay_layer2.npz", queries, keys)
-        return "replay", {name: jnp.asarray(x) for name, x in data.items()}
-    rng = np.random.default_rng(queries + keys)
-    q, q_scale = jft.quantize_fp8(rng.standard_normal((queries, HEADS, DIM), np.float32))
-    k, k_scale = jft.quantize_fp8(rng.standard_normal((keys, DIM), np.float32))
-    return "random", {
-        "q": q,
-        "k": k,
-        "weights": q_scale * rng.standard_normal((queries, HEADS), np.float32),
-        "k_scale": k_scale,
-        "starts": jnp.zeros(queries, jnp.int32),
-        "ends": jft.causal_ends(queries, keys),
+def _top_k(options: Options) -> Iterator[Make]:
+    return _standalone(options.shapes or TOP_K, options, implementations.STANDALONE)
+
+
+def _adversarial(options: Options) -> Iterator[Make]:
+    if names := _index_names(options, ("index_topk",)):
+        for shape in options.shapes or UNKIND_INDEX:
+            yield functools.partial(_unkind_index_case, shape, names)
+    if names := _top_k_names(options, ("top_k",)):
+        for shape in options.shapes or UNKIND_TOP_K:
+            yield functools.partial(_unkind_top_k_case, shape, names)
+
+
+def _cpu(options: Options) -> Iterator[Make]:
+    shapes = options.shapes or CPU
+    yield from _standalone(shapes, options, ("top_k", "lax.top_k"))
+    yield from _index(shapes, options, ON_CPU)
+
+
+def _model(options: Options) -> Iterator[Make]:
+    """Cases of the attention example, which says in `benchmark_cases` what they are.
+
+    benchmark_cases(shapes or None) yields (q, n, topk, {name: (function, arguments)}).
+    """
+    if not MODEL.exists():
+        raise ValueError(f"suite model is not available: no {MODEL}")
+    sys.path.append(str(MODEL.parent))  # the example's own modules
+    module = inputs.load_module(MODEL)
+    if not hasattr(module, "benchmark_cases"):
+        raise ValueError(f"suite model is not available: {MODEL} has no benchmark_cases")
+    return (
+        functools.partial(_model_case, *case) for case in module.benchmark_cases(options.shapes)
+    )
+
+
+SUITES: dict[str, Callable[[Options], Iterable[Make]]] = {
+    "prefill": _prefill,
+    "small-q": _small_q,
+    "topk": _top_k,
+    "adversarial": _adversarial,
+    "model": _model,
+    "cpu": _cpu,
+}
+
+
+def chosen_count(keys: int) -> int:
+    """K of a case: 2048, and a quarter of fewer than 8192 keys."""
+    return min(TOPK, max(1, keys // 4))
+
+
+def _index_names(options: Options, names: Sequence[str]) -> list[str]:
+    """What of the implementations asked for scores keys; `names` if none was asked for."""
+    asked = names if options.implementations is None else options.implementations
+    return [name for name in asked if name not in implementations.STANDALONE]
+
+
+def _top_k_names(options: Options, names: Sequence[str]) -> list[str]:
+    """What of the implementations asked for does not; `names` if none was asked for."""
+    asked = names if options.implementations is None else options.implementations
+    scoring = (*implementations.INDEX, *implementations.CONTROLS)
+    return [name for name in asked if name not in scoring]
+
+
+def _index(shapes: Sequence[Shape], options: Options, names: Sequence[str]) -> Iterator[Make]:
+    for kind in options.inputs:
+        for queries, keys in shapes:
+            if kind == "replay" and not inputs.replay_holds(queries, keys):
+                print(f"no replay inputs of {queries} x {keys}: left out")
+                continue
+            plain = queries * keys <= PLAIN_PAIRS
+            here = [n for n in _index_names(options, names) if plain or n != "jnp"]
+            if here:
+                yield functools.partial(_index_case, (queries, keys), kind, here, options.replay)
+
+
+def _standalone(shapes: Sequence[Shape], options: Options, names: Sequence[str]) -> Iterator[Make]:
+    if names := _top_k_names(options, names):
+        for shape in shapes:
+            yield functools.partial(_top_k_case, shape, names)
+
+
+def _index_case(shape: Shape, kind: str, names: Sequence[str], replay: Path | None) -> Case:
+    def operands(turn: int) -> inputs.Operands:
+        if kind == "random":
+            return inputs.random(turn, *shape)
+        if replay is None:
+            raise ValueError("inputs=replay needs --replay, the folder of the replay set")
+        return inputs.replay(replay, turn, *shape)
+
+    sets = {kind: [(operands(turn),) for turn in range(inputs.SETS)]}
+    return _compare_indexers(f"indexer {_text(shape)} {kind}", shape, names, (), sets)
+
+
+def _unkind_index_case(shape: Shape, names: Sequence[str]) -> Case:
+    queries, keys = shape
+    draws = [inputs.values(turn, 1, keys)[0] for turn in range(inputs.SETS)]
+    sets = {
+        kind: [(inputs.dial(inputs.unkind(kind, x), queries),) for x in draws]
+        for kind in inputs.ADVERSARIAL
     }
+    controls = ("index_scores", *implementations.CONTROLS)
+    return _compare_indexers(f"unkind indexer {_text(shape)}", shape, names, controls, sets)
 
 
-def _check_equal(ours: Call, theirs: Call) -> None:
-    """Raises unless values and indices are the same, bit for bit."""
-    for a, b in zip(
-        ours.function(*ours.arguments), theirs.function(*theirs.arguments), strict=True
-    ):
-        same = lax.bitcast_convert_type(a, jnp.int32) == lax.bitcast_convert_type(b, jnp.int32)
-        if not bool(same.all()):
-            raise AssertionError("top_k and lax.top_k differ")
+def _compare_indexers(
+    name: str,
+    shape: Shape,
+    names: Sequence[str],
+    controls: Sequence[str],
+    sets: implementations.InputSets,
+) -> Case:
+    """A case of indexers on every kind of input, and of controls on the first kind."""
+    topk = chosen_count(shape[1])
+    first = next(iter(sets))
+    data = sets[first][0][0]
+    make = functools.partial(implementations.index_variants, data=data, topk=topk)
+    calls = implementations.calls(names, make, sets)
+    calls += implementations.calls(controls, make, {first: sets[first]})
+    oracle = implementations.unfused(topk, "index")
+    return _case(name, shape, topk, calls, oracle, scored=True)
 
 
-def _torch_calls(x: jax.Array) -> list[Call]:
-    """torch.topk and flashinfer.top_k on the same values, where they are importable."""
-    if jax.default_backend() != "gpu" or importlib.util.find_spec("torch") is None:
-        return []
-    import torch
+def _top_k_case(shape: Shape, names: Sequence[str]) -> Case:
+    draws = [inputs.values(turn, *shape) for turn in range(inputs.SETS)]
+    return _compare_top_k(f"top-k {_text(shape)} random", shape, names, draws, ["random"])
 
-    values = torch.from_dlpack(x)
-    functions: dict[str, Callable[[], Any]] = {
-        "torch.topk": lambda: torch.topk(values, TOPK, sorted=False)
-    }
-    if importlib.util.find_spec("flashinfer") is not None:
-        import flashinfer
 
-        functions["flashinfer.top_k"] = lambda: flashinfer.top_k(values, TOPK)
+def _unkind_top_k_case(shape: Shape, names: Sequence[str]) -> Case:
+    draws = [inputs.values(turn, *shape) for turn in range(inputs.SETS)]
+    kinds = inputs.ADVERSARIAL
+    return _compare_top_k(f"unkind top-k {_text(shape)}", shape, names, draws, kinds, ["lax.top_k"])
 
-    def timer(function: Callable[[], Any]) -> Callable[[], float]:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
-        def run() -> float:
-            begin.record()
-            function()
-            end.record()
-            torch.cuda.synchronize()
-            return begin.elapsed_time(end)
+def _compare_top_k(
+    name: str,
+    shape: Shape,
+    names: Sequence[str],
+    draws: Sequence[jax.Array],
+    kinds: Sequence[str],
+    controls: Sequence[str] = (),
+) -> Case:
+    """A case of standalone top-k on values of every kind, and of controls on the first."""
+    topk = chosen_count(shape[1])
+    sets = {kind: [(inputs.unkind(kind, x),) for x in draws] for kind in kinds}
+    first = next(iter(sets))
+    make = functools.partial(implementations.top_k_variants, sets=sets, topk=topk)
+    calls = implementations.calls(names, make, sets)
+    calls += implementations.calls(controls, make, {first: sets[first]})
+    return _case(name, shape, topk, calls, lambda x: lax.top_k(x, topk))
 
-        return run
 
-    def waiting(function: Callable[[], Any]) -> Callable[[], None]:
-        def run() -> None:
-            function()
-            torch.cuda.synchronize()
+def _model_case(
+    q: int, n: int, topk: int, functions: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+) -> Case:
+    calls = []
+    for name, (function, arguments) in functions.items():
+        compiled = jax.jit(function).lower(*arguments).compile()
+        memory = int(compiled.memory_analysis().temp_size_in_bytes)
+        calls.append(Call(name, compiled, [arguments], temp_bytes=memory))
+    none = [None] * len(calls)
+    return Case(f"model {_text((q, n))}", q, n, topk, calls, none, scored=True)
 
-        return run
 
-    return [
-        Call(name, waiting(f), order="any", device_timer=timer(f)) for name, f in functions.items()
-    ]
+def _case(
+    name: str,
+    shape: Shape,
+    topk: int,
+    calls: Sequence[Call],
+    oracle: Callable[..., Any],
+    scored: bool = False,
+) -> Case:
+    """A case whose calls were compared with the oracle on their first input set.
+
+    Raises:
+      RuntimeError: if an exact implementation chose other keys.
+    """
+    agreements: list[float | None] = []
+    compiled = jax.jit(oracle)
+    expected: dict[int, Any] = {}
+    for call in calls:
+        indices = implementations.chosen(call.run(0))
+        if indices is None:
+            agreements.append(None)
+            continue
+        arguments = call.arguments[0]
+        if id(arguments) not in expected:
+            expected[id(arguments)] = compiled(*arguments)[-1]
+        share = float(implementations.agreement(indices, expected[id(arguments)]))
+        if call.exact and share != 1:
+            raise RuntimeError(
+                f"{name}: {call.label} must choose the oracle's keys, it has {share:.6f} of them"
+            )
+        agreements.append(share)
+    return Case(name, *shape, topk, calls, agreements, scored)
+
+
+def _text(shape: Shape) -> str:
+    return f"{shape[0]} x {shape[1]}"
+
+
+def parse_shapes(text: str) -> list[Shape]:
+    """Reads "4096x8192,1x16777216" as [(4096, 8192), (1, 16777216)].
+
+    Raises:
+      ValueError: if it has another form, or a size is not positive.
+    """
+    shapes = []
+    for part in text.split(","):
+        sizes = part.split("x")
+        if len(sizes) != 2 or not all(s.isdecimal() and int(s) > 0 for s in sizes):
+            raise ValueError(f"shapes must be like 4096x8192,512x131072, got {text!r}")
+        shapes.append((int(sizes[0]), int(sizes[1])))
+    return shapes

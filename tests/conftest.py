@@ -23,6 +23,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 jax.config.update("jax_num_cpu_devices", 4)
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+# For benchmarks; last, so that an installed jax_fused_topk comes before the sources.
+sys.path.append(str(ROOT))
 # The replay inputs and the reports lie beside a checkout, or inside it.
 SHARED = next((p for p in (ROOT.parent / "shared", ROOT / "shared") if p.exists()), ROOT / "shared")
 
