@@ -1,7 +1,7 @@
 """jax.export: the ready-made checks, and programs that another process loads and runs."""
 
-import itertools
 import functools
+import itertools
 import subprocess
 import sys
 
