@@ -63,14 +63,14 @@ lint: $(INSTALLED)
 	$(PIP_INSTALL) -e ".[lint]"
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
-	$(CLANG_FORMAT) --dry-run --Werror $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h)
+	$(CLANG_FORMAT) --dry-run --Werror $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h benchmarks/*.cu)
 	$(PY) -m mypy
 
 #: make format         what lint would ask for
 format:
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
-	$(CLANG_FORMAT) -i $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h)
+	$(CLANG_FORMAT) -i $(wildcard cpu/*.cc cpu/*.h cpu/*.inc cuda/*.cu cuda/*.cuh cuda/*.h ffi/*.cc ffi/*.h benchmarks/*.cu)
 
 #: make test-all       the CPU suite on every supported Python found, with the oldest and newest jax
 test-all:

@@ -1,40 +1,89 @@
-"""Kernels that exist for attribution only: the indexer with a part of its work left out.
+"""Kernels that exist for attribution only: the Hopper indexer with parts left out.
 
-- "tensor": loads, tensor-core products and barriers; no epilogue, no selection.
-- "score": scores and their filter; no selection.
+- "tensor": loads, tensor-core products and barriers; no work on the products.
+- "score": all of the scores, which are then dropped; no filter, no selection.
 
-They come from an FFI module that only a benchmark build compiles, so an ordinary
-installation has none.
+They are no part of the package: `controls.cu` is compiled here, from the sources beside
+it, the first time that a control is asked for on a Hopper GPU.
 """
 
-import importlib
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 KINDS = ("tensor", "score")
-MODULE = "jax_fused_topk._controls"
+TARGET = "jax_fused_topk_benchmark_control"
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def control_call(kind: str, data: dict[str, jax.Array]) -> Callable[..., Any] | None:
     """A function of `data` that runs one control, None where it cannot run.
 
-    The module `jax_fused_topk._controls` has `control(kind, data)`, which returns such a
-    function, traceable by JAX, or None if it does not serve the shapes of `data`.
-
     Args:
       kind: one of `KINDS`.
-      data: the operands of `index_topk`, by name.
+      data: the operands of `index_topk`, by name, without batch dimensions.
 
     Raises:
       ValueError: if there is no such kind.
+      subprocess.CalledProcessError: if the compilation fails.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    try:
-        module = importlib.import_module(MODULE)
-    except ModuleNotFoundError:
+    q = data["q"]
+    served = q.dtype == jnp.float8_e4m3fn and q.shape[-2] in (32, 64) and q.shape[-1] == 128
+    if not served or not on_hopper() or find_nvcc() is None:
         return None
-    function: Callable[..., Any] | None = module.control(kind, data)
-    return function
+    register()
+    call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((1,), jnp.float32), has_side_effect=True)
+
+    def control(data: dict[str, jax.Array]) -> jax.Array:
+        names = ("q", "k", "weights", "k_scale", "starts", "ends")
+        operands = [data[name][None] for name in names]
+        result: jax.Array = call(*operands, epilogue=np.int32(kind == "score"))
+        return result
+
+    return control
+
+
+def on_hopper() -> bool:
+    """Whether JAX runs on GPUs of compute capability 9."""
+    device = jax.devices()[0]
+    return device.platform == "gpu" and str(device.compute_capability).startswith("9.")
+
+
+def find_nvcc() -> Path | None:
+    """CUDACXX, the nvcc on the path, or that of NVIDIA's wheels."""
+    wheel = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "nvcc"
+    found = os.environ.get("CUDACXX") or shutil.which("nvcc") or wheel
+    return Path(found) if Path(found).exists() else None
+
+
+def compile_library(nvcc: Path, folder: Path) -> Path:
+    """Compiles controls.cu for Hopper; returns the shared library."""
+    library = folder / "controls.so"
+    command = [nvcc, "-std=c++17", "-O3", "-w", "-shared", "-Xcompiler=-fPIC", "-cudart=static"]
+    command += ["-gencode=arch=compute_90a,code=sm_90a", f"-I{ROOT}", f"-I{jax.ffi.include_dir()}"]
+    command += [f"-L{nvcc.resolve().parent.parent / 'lib'}", "-o", library]
+    subprocess.run([*command, ROOT / "benchmarks" / "controls.cu"], check=True)
+    return library
+
+
+@functools.cache
+def register() -> None:
+    """Compiles the controls and makes them known to XLA, once in a process."""
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    with tempfile.TemporaryDirectory() as folder:
+        library = ctypes.cdll.LoadLibrary(str(compile_library(nvcc, Path(folder))))
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.JftControl), platform="CUDA")

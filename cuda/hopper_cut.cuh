@@ -160,8 +160,7 @@ __device__ __forceinline__ void find_short_rows(const ScoreArgs& args, int block
                                                 const Pieces& pieces) {
   const Workspace workspace(args);
   for (int row = threadIdx.x / 32; row < kQueryBlock; row += kMathWarps) {
-    const int wanted =
-        min(scored_range(args, block_at(args, block), row).size(), args.plan.topk);
+    const int wanted = min(scored_range(args, block_at(args, block), row).size(), args.plan.topk);
     int32_t held = 0;
     uint64_t bound = 0;
     for (int i = lane_id(); i < pieces.count() * kRowSegments; i += 32) {

@@ -34,8 +34,8 @@ __device__ __forceinline__ int lane_column() {
 // Calls visit(r, j, even score, odd score) for the lane's neighbouring keys 8 j and
 // 8 j + 1 from its first, of row lane_row + 8 r.
 template <class Visit>
-__device__ __forceinline__ void visit_scores(const float (&sum)[kAccumulators],
-                                             const float* scales, Visit visit) {
+__device__ __forceinline__ void visit_scores(const float (&sum)[kAccumulators], const float* scales,
+                                             Visit visit) {
   const uint32_t address = ptx::smem_address(scales + lane_column());
 #pragma unroll
   for (int j = 0; j < kAccumulators / 4; ++j) {
@@ -214,14 +214,12 @@ __device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile&
         tail[r] - workspace.segment(tile.piece, lane_row() + 8 * r, lane_segment()));
   }
   shared.counts[threadIdx.x] = count[0] | count[1] << 16;
-  const bool full =
-      static_cast<int>(max(count[0], count[1])) > tile.piece.capacity - kLaneTileKeys;
+  const bool full = static_cast<int>(max(count[0], count[1])) > tile.piece.capacity - kLaneTileKeys;
   return ptx::bar_red_or(kMathBarrier, kMathThreads, full) && !tile.last;
 }
 
 // Called by the math warps after a piece's last tile.
-__device__ __forceinline__ void end_piece(const ScoreArgs& args, const Tile& tile,
-                                          Shared& shared) {
+__device__ __forceinline__ void end_piece(const ScoreArgs& args, const Tile& tile, Shared& shared) {
   const Workspace workspace(args);
   const uint32_t counts = shared.counts[threadIdx.x];
 #pragma unroll
@@ -264,8 +262,8 @@ template <Mode kMode, int kHeads>
 __device__ __forceinline__ void math_loop(const ScoreArgs& args, Shared& shared, int warp) {
   const int warpgroup = warp / 4;
   // Hidden from the compiler, so that it stays in its register.
-  const uint32_t weight_row = __shfl_sync(
-      kFullWarp, ptx::smem_address(shared.weights[0][lane_row()]), lane_id());
+  const uint32_t weight_row =
+      __shfl_sync(kFullWarp, ptx::smem_address(shared.weights[0][lane_row()]), lane_id());
   // Upper words of the descriptors, all the same: from a register that the compiler
   // cannot see to be constant, it updates the lower words in place.
   uint32_t high[2 * kMmaSteps];

@@ -84,7 +84,7 @@ struct Plan {
   int64_t scores;       // [chunk_rows, N] float
   int64_t top_k_space;  // of top_k
   int64_t top_k_bytes;
-  int64_t values;       // [chunk_rows, topk] float: to sort by, if they are not returned
+  int64_t values;  // [chunk_rows, topk] float: to sort by, if they are not returned
   // otherwise
   int32_t block_capacity;  // candidates of a segment, for a block's tiles together
   int32_t sample_tiles;    // of kCtaKeys sampled keys
@@ -104,9 +104,7 @@ struct Plan {
 };
 
 // Whether the scores are needed for their order alone.
-inline bool keeps_values(Order order, bool unscored) {
-  return unscored && order == Order::kScore;
-}
+inline bool keeps_values(Order order, bool unscored) { return unscored && order == Order::kScore; }
 
 // The next bytes of a plan's workspace.
 inline int64_t take(Plan& plan, int64_t bytes) {
@@ -132,9 +130,8 @@ inline void lay_out_append(Plan& plan, int64_t keys) {
   const int64_t block_rows = plan.chunk_blocks * kQueryBlock;
   const int64_t segment_room = plan.chunk_blocks * plan.block_capacity + plan.pieces() * kSpare;
   plan.samples = plan.bytes;
-  plan.candidates =
-      take(plan, max64(segment_room * kBlockSegments * int64_t{sizeof(Candidate)},
-                       block_rows * plan.sample_keys() * int64_t{sizeof(uint32_t)}));
+  plan.candidates = take(plan, max64(segment_room * kBlockSegments * int64_t{sizeof(Candidate)},
+                                     block_rows * plan.sample_keys() * int64_t{sizeof(uint32_t)}));
   plan.counts = take(plan, plan.pieces() * kBlockSegments * int64_t{sizeof(int32_t)});
   plan.bounds = take(plan, plan.pieces() * kQueryBlock * int64_t{sizeof(uint64_t)});
   plan.thresholds = take(plan, block_rows * int64_t{sizeof(float)});

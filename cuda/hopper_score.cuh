@@ -162,8 +162,8 @@ struct ShareWalk {
       if (lane_id() == 0) {
         Tile& tile = shared.next_tile;
         tile.block = block;
-        tile.first_row = static_cast<int32_t>(first_row(args, place) -
-                                              first_row(args, block_at(args, 0)));
+        tile.first_row =
+            static_cast<int32_t>(first_row(args, place) - first_row(args, block_at(args, 0)));
         tile.batch = static_cast<int32_t>(place.batch);
         tile.query = static_cast<int32_t>(place.query);
         tile.any = range.any;

@@ -100,8 +100,7 @@ struct Choice {
   uint32_t key;
   int32_t last;
   __device__ __forceinline__ bool takes(uint2 candidate) const {
-    return candidate.x > key ||
-           (candidate.x == key && static_cast<int32_t>(candidate.y) <= last);
+    return candidate.x > key || (candidate.x == key && static_cast<int32_t>(candidate.y) <= last);
   }
 };
 
@@ -110,8 +109,7 @@ __device__ __forceinline__ Choice choose(const uint2* candidates, uint32_t count
                                          SelectShared& shared) {
   Choice choice{0, 0x7FFFFFFF};
   if (count <= topk) return choice;
-  const Threshold found =
-      select_shared(HeldSource{candidates}, 0, count, topk, 0, shared);
+  const Threshold found = select_shared(HeldSource{candidates}, 0, count, topk, 0, shared);
   choice.key = found.key;
   if (found.ties == kAllTies) return choice;
   __syncthreads();
@@ -224,8 +222,7 @@ __device__ __forceinline__ void gather(const Gathering& gathering, int segments,
 #pragma unroll 4
     for (uint32_t i = first + lane_id(); i < last; i += 32) {
       const uint2 candidate = from[i - start];
-      to[i - begin] =
-          make_uint2(total_order_key(canonical_score_bits(candidate.x)), candidate.y);
+      to[i - begin] = make_uint2(total_order_key(canonical_score_bits(candidate.x)), candidate.y);
     }
   }
 }
@@ -309,8 +306,8 @@ __global__ __launch_bounds__(kFilterThreads) void select_kernel(
   }
   const Choice choice = choose(candidates, held, topk, memory.select);
   if (SelectMemory::sorts(params.order, args.in.keys)) {
-    put_by_sort(candidates, held, choice, params.order,
-                memory.rest<uint64_t>(topk), memory.sums, out);
+    put_by_sort(candidates, held, choice, params.order, memory.rest<uint64_t>(topk), memory.sums,
+                out);
     if (params.order == Order::kScore) return;  // with its tail
   } else {
     put_ascending(candidates, held, choice, range, memory.rest<uint32_t>(topk), memory.sums, out);

@@ -72,8 +72,7 @@ __global__ __launch_bounds__(kFilterThreads) void threshold_kernel(
 #pragma unroll
   for (int w = 0; w < FilterGroup::kWarps; ++w) in_range += memory.counts[w];
   const float m = in_range, p = fminf(1.25f * args.plan.topk / size, 1.0f);
-  const uint32_t rank =
-      static_cast<uint32_t>(ceilf(m * p + 3.5f * sqrtf(m * p * (1.0f - p)))) + 1;
+  const uint32_t rank = static_cast<uint32_t>(ceilf(m * p + 3.5f * sqrtf(m * p * (1.0f - p)))) + 1;
   uint32_t threshold = kPositiveNaN;
   if (rank <= in_range) {
     const Threshold found =

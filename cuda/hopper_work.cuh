@@ -126,8 +126,7 @@ __device__ __forceinline__ void count_tiles(const ScoreArgs& args, int64_t* tile
   for (int base = 0; base < args.blocks; base += kThreads / kLanes) {
     const int block = base + static_cast<int>(threadIdx.x) / kLanes;
     // Threads without a block go along, for the shuffles.
-    const BlockRange range =
-        block_range<kLanes>(args, block_at(args, min(block, args.blocks - 1)));
+    const BlockRange range = block_range<kLanes>(args, block_at(args, min(block, args.blocks - 1)));
     if (threadIdx.x % kLanes == 0 && block < args.blocks) {
       tiles_before[block + 1] = tile_count<kMode>(args, range);
     }
@@ -170,8 +169,8 @@ __device__ __forceinline__ Share find_share(const int64_t* tiles_before, int blo
 
 // Where a piece's candidates are: room for kBlockSegments segments of `capacity`.
 struct Piece {
-  int64_t number;   // among all pieces
-  int64_t offset;   // of its room, in candidates of a segment
+  int64_t number;  // among all pieces
+  int64_t offset;  // of its room, in candidates of a segment
   int32_t capacity;
 };
 
@@ -181,8 +180,7 @@ __device__ __forceinline__ Piece piece_at(const Plan& plan, int block, int cta, 
   const int64_t room = plan.block_capacity;
   const int64_t from = room * begin / tiles, to = room * end / tiles;
   const int64_t number = int64_t{block} + cta;
-  return {number, room * block + from + kSpare * number,
-          static_cast<int32_t>(to - from) + kSpare};
+  return {number, room * block + from + kSpare * number, static_cast<int32_t>(to - from) + kSpare};
 }
 
 // The room of all pieces of a block as one, for its repair.
@@ -221,8 +219,7 @@ struct Workspace {
     return at<BlockState>(plan.states) + block;
   }
   __device__ __forceinline__ uint32_t* samples(int block, int row) const {
-    return at<uint32_t>(plan.samples) +
-           (int64_t{block} * kQueryBlock + row) * plan.sample_keys();
+    return at<uint32_t>(plan.samples) + (int64_t{block} * kQueryBlock + row) * plan.sample_keys();
   }
   __device__ __forceinline__ float* threshold(int block, int row) const {
     return at<float>(plan.thresholds) + int64_t{block} * kQueryBlock + row;

@@ -21,9 +21,7 @@ NB_MODULE(_cuda, m) {
   m.attr("DIM_MULTIPLE") = jft::kDimMultiple;
   m.attr("MAX_INDEX_TOPK") = jft::kMaxIndexTopk;
   m.attr("MAX_SORTED_K") = jft::kMaxSortedTopk;
-  const auto element = [](bool fp8) {
-    return fp8 ? jft::Element::kF8E4M3FN : jft::Element::kBF16;
-  };
+  const auto element = [](bool fp8) { return fp8 ? jft::Element::kF8E4M3FN : jft::Element::kBF16; };
   m.def("index_topk_workspace_bytes",
         [element](bool fp8, int64_t batch, int64_t queries, int64_t heads, int64_t dim,
                   int64_t keys, int64_t topk, int order, bool return_scores) {

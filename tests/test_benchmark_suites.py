@@ -1,10 +1,10 @@
 """The suites on a CPU: the whole command line, inputs, and what runs side by side."""
 
+import ctypes
 import json
 import math
 import re
 import sys
-import types
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +47,11 @@ def test_the_cpu_suite_from_the_command_line(tmp_path, capsys):
 
 def test_gpu_suites_run_on_small_shapes(tmp_path, monkeypatch):
     """The same code that runs on a GPU, with a control and a function of the user's."""
-    control = types.ModuleType(controls.MODULE)
-    control.control = lambda kind, data: (lambda d: d["k_scale"] * 2) if kind == "tensor" else None
-    monkeypatch.setitem(sys.modules, controls.MODULE, control)
+    monkeypatch.setattr(
+        implementations,
+        "control_call",
+        lambda kind, data: (lambda d: d["k_scale"] * 2) if kind == "tensor" else None,
+    )
     arguments = ["--suite", "prefill,topk,adversarial", "--repeats", "1", "--shapes", "4x256"]
     assert __main__.main([*arguments, "--out", str(tmp_path)]) == 0
     lines = {suite: records.read(tmp_path / f"{suite}.jsonl") for suite in arguments[1].split(",")}
@@ -143,11 +145,18 @@ def test_the_model_suite_needs_its_example(tmp_path, monkeypatch, capsys):
     ]
 
 
-def test_controls_are_none_where_they_are_not_built():
+def test_controls_are_none_without_a_hopper_gpu():
+    data = inputs.random(0, 2, 300)
     for kind in controls.KINDS:
-        assert controls.control_call(kind, {}) is None
+        assert controls.control_call(kind, data) is None
     with pytest.raises(ValueError, match="kind must be one of tensor, score, got 'memory'"):
         controls.control_call("memory", {})
+
+
+@pytest.mark.skipif(controls.find_nvcc() is None, reason="NO CUDA: nvcc was not found")
+def test_controls_compile(tmp_path):
+    library = controls.compile_library(controls.find_nvcc(), tmp_path)
+    assert ctypes.cdll.LoadLibrary(str(library)).JftControl
 
 
 @pytest.mark.parametrize("kind", inputs.ADVERSARIAL)

@@ -11,7 +11,7 @@ import pytest
 import jax_fused_topk
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SOURCES = sorted(p.name for p in (ROOT / "cuda").glob("*.cu") if "__global__" in p.read_text())
+SOURCES = sorted(p.name for p in (ROOT / "cuda").glob("*.cu") if "<<<" in p.read_text())
 
 
 @pytest.fixture(scope="module")
