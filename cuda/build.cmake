@@ -24,7 +24,7 @@ option(JFT_BOUNDED_WAITS "Trap in waits that never end: for development" OFF)
 
 file(GLOB CUDA_SOURCES CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/cuda/*.cu)
 # Hopper's own instructions need a target of their own.
-set(HOPPER_SOURCES ${CMAKE_SOURCE_DIR}/cuda/hopper.cu)
+set(HOPPER_SOURCES ${CMAKE_SOURCE_DIR}/cuda/hopper.cu ${CMAKE_SOURCE_DIR}/cuda/hopper_few.cu)
 list(REMOVE_ITEM CUDA_SOURCES ${HOPPER_SOURCES})
 add_library(cuda_hopper OBJECT ${HOPPER_SOURCES})
 set_target_properties(cuda_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)

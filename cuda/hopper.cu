@@ -3,6 +3,7 @@
 //
 //   of dense scores           otherwise
 //   score_kernel<kStore>      score_kernel<kSample>   scores some keys of every row
+//     or few_scores_kernel
 //   top_k's kernel            threshold_kernel        a first threshold from them
 //   and its sort, by order    score_kernel<kAppend>   keeps what exceeds the threshold
 //                             select_kernel           the K best of what was kept
@@ -12,6 +13,7 @@
 #include <cuda_runtime.h>
 
 #include "cuda/hopper.h"
+#include "cuda/hopper_few.h"
 #include "cuda/hopper_launch.cuh"
 #include "cuda/hopper_layout.h"
 #include "cuda/hopper_select.cuh"
@@ -36,6 +38,28 @@ cudaError_t for_chunks(int64_t blocks, int64_t most, Launch launch) {
     if (error != cudaSuccess) return error;
   }
   return cudaSuccess;
+}
+
+// The inputs of `count` batch entries from `first` on.
+IndexInputs batch_slice(const IndexInputs& in, int64_t first, int64_t count) {
+  IndexInputs slice = in;
+  slice.batch = count;
+  slice.q = static_cast<const uint8_t*>(in.q) + first * in.queries * in.heads * in.dim;
+  slice.k = static_cast<const uint8_t*>(in.k) + first * in.keys * in.dim;
+  slice.weights += first * in.queries * in.heads;
+  slice.k_scale += first * in.keys;
+  slice.starts += first * in.queries;
+  slice.ends += first * in.queries;
+  return slice;
+}
+
+// Writes the scores of args' rows, by the faster loop.
+cudaError_t launch_dense_scores(ScoreArgs& args, const TensorMaps& maps, cudaStream_t stream) {
+  if (!few_queries(args.in.queries)) return launch_score<Mode::kStore>(args, maps, stream);
+  // A block is a batch entry.
+  static_assert(!few_queries(kQueryBlock + 1));
+  return launch_few_scores(batch_slice(args.in, args.first_block, args.blocks), args.scores, stream,
+                           args.fill, args.skip_short ? args.plan.topk : 0);
 }
 
 // The top_k of the scores of args' rows.
@@ -107,7 +131,7 @@ cudaError_t launch_index_scores(const IndexScoresParams& params, cudaStream_t st
                       args.first_block = first;
                       args.blocks = blocks;
                       args.scores = params.scores + block_row(in, first) * in.keys;
-                      return launch_score<Mode::kStore>(args, maps, stream);
+                      return launch_dense_scores(args, maps, stream);
                     });
 }
 
@@ -135,7 +159,7 @@ cudaError_t launch_index_topk(const IndexTopkParams& params, cudaStream_t stream
     args.blocks = blocks;
     cudaError_t error = cudaSuccess;
     if (args.plan.dense) {
-      if (!nothing_to_score) error = launch_score<Mode::kStore>(args, maps, stream);
+      if (!nothing_to_score) error = launch_dense_scores(args, maps, stream);
       return error != cudaSuccess ? error : launch_dense_top_k(args, params, stream);
     }
     error = launch_score<Mode::kSample>(args, sample_maps, stream);

@@ -42,8 +42,8 @@ __device__ __forceinline__ void visit_scores(const float (&sum)[kAccumulators], 
     const float2 scale = ptx::ld_shared_f32x2(address + 32 * j);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      visit(r, j, finish_even(sum[4 * j + 2 * r], scale.x),
-            finish_odd(sum[4 * j + 2 * r + 1], scale.y));
+      visit(r, j, finish_score(2.0f * sum[4 * j + 2 * r], scale.x),
+            finish_score(sum[4 * j + 2 * r + 1], scale.y));
     }
   }
 }
@@ -270,7 +270,7 @@ __device__ __forceinline__ void math_loop(const ScoreArgs& args, Shared& shared,
   {
     uint32_t zero;
     asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(zero));
-    high[0] = kDescriptorHigh + zero;
+    high[0] = ptx::kDescriptorHigh + zero;
 #pragma unroll
     for (int i = 1; i < 2 * kMmaSteps; ++i) high[i] = high[i - 1] + zero;
   }

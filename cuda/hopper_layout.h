@@ -59,12 +59,17 @@ struct BlockState {
   uint32_t short_rows[2];
 };
 
+// Few queries have a score loop of their own (hopper_few.cuh), which costs by the query;
+// a block of 64 costs what it costs.  On an H200 at N = 131072, H = 64: 98 us against 120
+// for 48 queries, 128 against 132 for 64.
+JFT_HOST_DEVICE constexpr bool few_queries(int64_t queries) { return queries <= 48; }
+
 // Scores go to memory as a whole, and top_k chooses, for so many keys at most: a large
 // share of them would be candidates, whose scattered writes cost more.
 inline constexpr int64_t kMaxDenseKeys = 16384;
 // Or for twice as many, if two launches do.
 inline constexpr int64_t kMaxPairKeys = 32768;
-// And for few queries, whatever the number of keys, if the scores are not more than
+// And whatever the number of keys, if all scores are not more than
 inline constexpr int64_t kMaxFewBytes = int64_t{64} << 20;
 // Scores that one launch may leave for top_k.
 inline constexpr int64_t kMaxDenseBytes = int64_t{256} << 20;
@@ -103,8 +108,29 @@ struct Plan {
   JFT_HOST_DEVICE int64_t pieces() const { return chunk_blocks + kMaxCtas - 1; }
 };
 
+// First key of the sample's group g of 8: anywhere in its share of the range.
+JFT_HOST_DEVICE int32_t sample_key(KeyRange range, int g, int groups) {
+  const int room = range.size() > kGroupKeys ? range.size() - kGroupKeys : 0;
+  const int share = room / groups, rest = room % groups;
+  const int low = g * share + g * rest / groups;
+  const int high = (g + 1) * share + (g + 1) * rest / groups;
+  const uint32_t hash = (static_cast<uint32_t>(g) + 1) * 0x9E3779B1u >> 8;
+  return range.start + low + static_cast<int>(hash % static_cast<uint32_t>(high - low + 1));
+}
+
+// Tiles of kCtaKeys sampled keys: 3 % of the keys, or what a good threshold needs.
+inline int32_t sample_tiles(int64_t keys) {
+  return static_cast<int32_t>(max64(4, min64(32, keys / kCtaKeys / 32)));
+}
+
 // Whether the scores are needed for their order alone.
 inline bool keeps_values(Order order, bool unscored) { return unscored && order == Order::kScore; }
+
+// Workspace of top_k at most, whatever the number of rows is.
+inline int64_t most_top_k_bytes(int64_t keys, int64_t topk) {
+  if (keys < kMinCutKeys) return 0;
+  return kMaxTopkParts * (top_k_capacity(topk) + 2) * int64_t{sizeof(uint64_t)};
+}
 
 // The next bytes of a plan's workspace.
 inline int64_t take(Plan& plan, int64_t bytes) {
@@ -117,14 +143,16 @@ inline int64_t take(Plan& plan, int64_t bytes) {
 inline void lay_out_dense(Plan& plan, int64_t row_bytes, int64_t value_bytes, int64_t keys) {
   plan.scores = take(plan, plan.chunk_rows * row_bytes);
   plan.values = take(plan, plan.chunk_rows * value_bytes);
-  plan.top_k_bytes = TopkParts(plan.chunk_rows, keys, plan.topk).bytes();
+  // The last chunk may have fewer rows, and so more parts of each.
+  plan.top_k_bytes = plan.chunk_blocks < plan.blocks
+                         ? most_top_k_bytes(keys, plan.topk)
+                         : TopkParts(plan.chunk_rows, keys, plan.topk).bytes();
   plan.top_k_space = take(plan, plan.top_k_bytes);
 }
 
 inline void lay_out_append(Plan& plan, int64_t keys) {
   const int64_t topk = plan.topk;
-  // 3 % of the keys, or what a good threshold needs.
-  plan.sample_tiles = static_cast<int32_t>(max64(4, min64(32, keys / kCtaKeys / 32)));
+  plan.sample_tiles = sample_tiles(keys);
   // 2.2 K candidates a row: somewhat more than the threshold lets pass.
   plan.block_capacity = static_cast<int32_t>(ceil_div(topk * 22, 10 * kRowSegments));
   const int64_t block_rows = plan.chunk_blocks * kQueryBlock;
@@ -145,17 +173,20 @@ inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk
   Plan plan{};
   plan.topk = static_cast<int32_t>(topk);
   plan.blocks = max64(1, batch * blocks_per_batch(queries));
-  const int64_t rows = max64(1, batch * queries);
+  const int64_t block_rows = max64(1, min64(queries, kQueryBlock));
   const int64_t row_bytes = max64(1, keys) * int64_t{sizeof(float)};
+  const int64_t all_bytes = max64(1, batch * queries) * row_bytes;
   // Without dense scores the selection sorts by itself.
   const int64_t value_bytes = keep_values ? topk * int64_t{sizeof(float)} : 0;
-  plan.dense = keys <= kMaxDenseKeys || rows * row_bytes <= kMaxFewBytes ||
-               (keys <= kMaxPairKeys && rows * row_bytes <= 2 * kMaxDenseBytes);
-  const int64_t most = plan.dense ? kMaxDenseBytes / ((row_bytes + value_bytes) * kQueryBlock)
+  plan.dense = keys <= kMaxDenseKeys || all_bytes <= kMaxFewBytes ||
+               (keys <= kMaxPairKeys && all_bytes <= 2 * kMaxDenseBytes) ||
+               (few_queries(queries) && block_rows * row_bytes <= kMaxDenseBytes);
+  const int64_t dense_bytes = kMaxDenseBytes - most_top_k_bytes(keys, topk);
+  const int64_t most = plan.dense ? dense_bytes / ((row_bytes + value_bytes) * block_rows)
                                   : most_append_blocks(topk);
   const int64_t chunks = ceil_div(plan.blocks, max64(1, min64(most, kMaxBlocks)));
   plan.chunk_blocks = ceil_div(plan.blocks, chunks);
-  plan.chunk_rows = min64(rows, plan.chunk_blocks * kQueryBlock);
+  plan.chunk_rows = plan.chunk_blocks * block_rows;
   if (plan.dense) {
     lay_out_dense(plan, row_bytes, value_bytes, keys);
   } else {
@@ -168,8 +199,8 @@ inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk
 inline int64_t most_bytes(int64_t keys, int64_t topk, bool keep_values) {
   // Dense: chunks of kMaxDenseBytes, or of one block of few rows.
   const int64_t block_values = keep_values ? kQueryBlock * topk * int64_t{sizeof(float)} : 0;
-  const int64_t part_bytes = kMaxTopkParts * (top_k_capacity(topk) + 2) * int64_t{sizeof(uint64_t)};
-  const int64_t dense = kMaxDenseBytes + block_values + part_bytes + (1 << 12);
+  const int64_t dense =
+      kMaxDenseBytes + block_values + most_top_k_bytes(kMinCutKeys, topk) + (1 << 12);
   Plan append{};
   append.topk = static_cast<int32_t>(topk);
   append.chunk_blocks = most_append_blocks(topk);

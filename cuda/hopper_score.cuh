@@ -18,6 +18,7 @@
 
 #include <cstdint>
 
+#include "cuda/hopper_finish.cuh"
 #include "cuda/hopper_layout.h"
 #include "cuda/hopper_ptx.cuh"
 #include "cuda/hopper_work.cuh"
@@ -75,17 +76,7 @@ inline constexpr int kMathBarrier = 1;
 inline constexpr int kRepairBarrier = 2;
 inline constexpr int kRepairThreads = kMathThreads + 32;
 
-// First key of the sample's group g of 8: anywhere in its share of the range.
-__device__ __forceinline__ int32_t sample_key(KeyRange range, int g, int groups) {
-  const int room = max(range.size() - kGroupKeys, 0);
-  const int share = room / groups, rest = room % groups;
-  const int low = g * share + g * rest / groups;
-  const int high = (g + 1) * share + (g + 1) * rest / groups;
-  const uint32_t hash = (static_cast<uint32_t>(g) + 1) * 0x9E3779B1u >> 8;
-  return range.start + low + static_cast<int>(hash % static_cast<uint32_t>(high - low + 1));
-}
-
-// The same for group j of a tile of the sample.
+// First key of group j of a tile of the sample.
 __device__ __forceinline__ int32_t group_key(const Plan& plan, KeyRange range, int tile, int j) {
   constexpr int kGroups = kCtaKeys / kGroupKeys;
   return sample_key(range, tile * kGroups + j, plan.sample_tiles * kGroups);
@@ -277,12 +268,6 @@ __device__ __forceinline__ void copy_loop(const ScoreArgs& args, const TensorMap
 
 // --- The math warps.
 
-// Shared-memory descriptors of K-major tiles with the 128-byte swizzle: rows of
-// 128 bytes, 1 KiB between groups of 8 rows.
-__device__ __forceinline__ uint32_t descriptor_low(uint32_t address) {
-  return (address & 0x3FFFF) >> 4 | 1u << 16;
-}
-inline constexpr uint32_t kDescriptorHigh = 0x40000040u;
 inline constexpr int kMmaSteps = kDim / 32;
 
 inline constexpr int kAccumulators = kTileKeys / 2;  // of a lane: 2 rows x 28 keys
@@ -301,19 +286,6 @@ __device__ __forceinline__ void add_head(float (&sum)[kAccumulators],
   }
 }
 
-// The score of an even key from its half sum, of an odd key from its sum: the
-// contract's bits.  Adding +0 makes +0 of -0; the GPU's own NaN is 0x7FFFFFFF, and
-// among positive ones the smaller integer is the contract's.
-__device__ __forceinline__ float finish_score(float sum, float scale) {
-  return __int_as_float(min(__float_as_int(fmaf(sum, scale, 0.0f)), int{kPositiveNaN}));
-}
-__device__ __forceinline__ float finish_even(float half_sum, float scale) {
-  return finish_score(2.0f * half_sum, scale);
-}
-__device__ __forceinline__ float finish_odd(float sum, float scale) {
-  return finish_score(sum, scale);
-}
-
 // Keeps the compiler from moving accumulators across asynchronous WGMMA.
 __device__ __forceinline__ void pin(float (&acc)[kAccumulators]) {
 #pragma unroll
@@ -329,7 +301,7 @@ __device__ __forceinline__ void score_tile(Shared& shared, uint32_t keys,
                                            float (&sum)[kAccumulators]) {
   uint32_t b[kMmaSteps];
 #pragma unroll
-  for (int k = 0; k < kMmaSteps; ++k) b[k] = descriptor_low(keys) + 2 * k;
+  for (int k = 0; k < kMmaSteps; ++k) b[k] = ptx::descriptor_low(keys) + 2 * k;
   // A control keeps the products, or the compiler would leave them out.
   constexpr bool kTensorOnly = kMode == Mode::kTensorControl;
 #pragma unroll
@@ -345,7 +317,7 @@ __device__ __forceinline__ void score_tile(Shared& shared, uint32_t keys,
     uint32_t a[kMmaSteps];
 #pragma unroll
     for (int k = 0; k < kMmaSteps; ++k) {
-      a[k] = descriptor_low(ptx::smem_address(shared.queries)) +
+      a[k] = ptx::descriptor_low(ptx::smem_address(shared.queries)) +
              ring.at() * (Shared::kQueryBytes >> 4) + 2 * k;
     }
     float4 half[2];

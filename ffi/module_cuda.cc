@@ -1,6 +1,9 @@
 // The Python module jax_fused_topk._cuda.  Importing it needs no GPU and no driver.
 
 #include <cuda_runtime_api.h>
+#include <nanobind/stl/vector.h>
+
+#include <vector>
 
 #include "cuda/limits.h"
 #include "cuda/workspace.h"
@@ -33,6 +36,21 @@ NB_MODULE(_cuda, m) {
     return jft::workspace_bound(element(fp8), heads, dim, keys, topk,
                                 static_cast<jft::Order>(order), !return_scores);
   });
+  // The first keys of the groups of 8 that the Hopper path samples of a row of N keys.
+  m.def("hopper_sampled_groups", [](int64_t keys) {
+    const int groups =
+        jft::hopper::sample_tiles(keys) * jft::hopper::kCtaKeys / jft::hopper::kGroupKeys;
+    std::vector<int32_t> first;
+    for (int g = 0; g < groups; ++g) {
+      first.push_back(jft::hopper::sample_key({0, static_cast<int32_t>(keys)}, g, groups));
+    }
+    return first;
+  });
+  m.attr("HOPPER_QUERY_BLOCK") = jft::hopper::kQueryBlock;
+  m.attr("HOPPER_TILE_KEYS") = jft::hopper::kCtaKeys;
+  m.attr("HOPPER_MAX_DENSE_KEYS") = jft::hopper::kMaxDenseKeys;
+  m.attr("HOPPER_MAX_FEW_BYTES") = jft::hopper::kMaxFewBytes;
+  m.attr("HOPPER_SEGMENTS") = jft::hopper::kRowSegments;
   m.def("top_k_workspace_bytes", [](int64_t rows, int64_t keys, int64_t k, int order) {
     return jft::top_k_workspace_bytes(rows, keys, k, static_cast<jft::Order>(order));
   });

@@ -12,7 +12,9 @@ import numpy as np
 # accumulator toward zero at a shared exponent instead of rounding: each of the 17
 # terms of a k16 step loses up to 2**-23 of the largest, so a step costs at most
 # what 17 additions of unit 2**-23 do; one bit more is left as a margin.
-UNIT = {"cpu": 2.0**-24, "reference": 2.0**-24, "cuda": 2.0**-22}
+# Hopper's FP8 tensor cores cut in the same way, but at 2**-13 of the largest, in steps
+# of 32 products.
+UNIT = {"cpu": 2.0**-24, "reference": 2.0**-24, "cuda": 2.0**-22, "hopper": 2.0**-13}
 
 POSITIVE_NAN = np.uint32(0x7FC00000)
 TINY = np.float32(2.0**-126)  # the smallest normal float32

@@ -143,7 +143,7 @@ def test_scores_within_the_bound(cuda, heads, dim, dtype):
     x = inputs.random(6, 18, 300, heads, dim, dtype)
     exact, size = oracles.scores64(x.q, x.k, x.weights, x.k_scale)
     error = np.abs(cuda.index_scores(x) - exact)
-    bound = oracles.score_bound(size, heads, dim, "cuda")
+    bound = oracles.score_bound(size, heads, dim, cuda.arithmetic(x))
     assert np.all(error <= bound), f"worst error / bound: {(error / bound).max()}"
 
 

@@ -14,7 +14,7 @@ def test_within_the_bound_of_float64(implementation, dtype, heads, dim):
     x = inputs.random(1, 9, 257, heads, dim, dtype)
     exact, size = oracles.scores64(x.q, x.k, x.weights, x.k_scale)
     error = np.abs(implementation.index_scores(x) - exact)
-    bound = oracles.score_bound(size, heads, dim, implementation.name)
+    bound = oracles.score_bound(size, heads, dim, implementation.arithmetic(x))
     assert np.all(error <= bound), f"worst error / bound: {(error / bound).max()}"
 
 

@@ -29,7 +29,7 @@ def test_scores(implementation, data):
     own = implementation.index_scores(data)[:6]
     columns = np.arange(4096)
     inside = columns < data.ends[:6, None]
-    bound = oracles.score_bound(size, 64, 128, implementation.name)
+    bound = oracles.score_bound(size, 64, 128, implementation.arithmetic(data))
     assert np.all((np.abs(own - exact) <= bound)[inside])
     assert np.all(own[~inside] == -np.inf)
 

@@ -1,0 +1,256 @@
+"""The Hopper path on a GPU: FP8, D = 128, H of 32 or 64.
+
+It has three ways: dense scores for short rows and for few queries, and otherwise
+candidates above a sampled threshold.  `-m "gpu and small"` has one of each.
+"""
+
+import functools
+import itertools
+
+import inputs
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+import jax_fused_topk
+from jax_fused_topk import _ffi
+
+pytestmark = pytest.mark.gpu
+
+LONG = 40_009  # keys of rows that 600 queries do not get dense scores for
+QUERIES = 600
+
+
+@functools.partial(jax.jit, static_argnames=("topk", "order"))
+def _differing_rows(operands, topk, order):
+    """The rows where index_topk is not the choice over index_scores, and their number."""
+    cuda = {"implementation": "cuda"}
+    scores = jax_fused_topk.index_scores(**operands, **cuda)
+    ranges = {name: operands[name] for name in ("starts", "ends")}
+    wanted_values, wanted = jax_fused_topk.top_k(scores, topk, **ranges, order=order, **cuda)
+    values, got = jax_fused_topk.index_topk(
+        **operands, topk=topk, order=order, return_scores=True, **cuda
+    )
+    alone = jax_fused_topk.index_topk(**operands, topk=topk, order=order, **cuda)
+    bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
+    same = (got == wanted) & (alone == wanted) & (bits(values) == bits(wanted_values))
+    return jnp.sum(~same.all(axis=-1))
+
+
+def check_every_row(cuda, x, topk, order="index"):
+    """Oracle 1 on the GPU: top_k over the kernel's own scores, which has tests of its own."""
+    keys = x.k.shape[-2]
+    rows = x.weights.shape[:-1]
+    starts = np.zeros(rows, np.int32) if x.starts is None else x.starts
+    ends = np.full(rows, keys, np.int32) if x.ends is None else x.ends
+    operands = cuda.put(x._replace(starts=starts, ends=ends)._asdict())
+    assert int(_differing_rows(operands, min(topk, keys), order)) == 0
+
+
+def check_some_rows(cuda, x, topk, order="index"):
+    """Oracle 1 in numpy, on a few rows."""
+    rows = np.unique(np.linspace(0, x.q.shape[0] - 1, 7).astype(int))
+    values, got = cuda.index_topk(x, topk, order, return_scores=True)
+    few = x.rows(rows)
+    own = cuda.index_scores(few)
+    indices, wanted = oracles.choose(own, topk, few.starts, few.ends, order)
+    oracles.assert_same(got[rows], indices, "indices")
+    oracles.assert_same(values[rows], wanted, "scores")
+
+
+def causal(x):
+    queries, keys = x.q.shape[0], x.k.shape[0]
+    ends = np.asarray(jax_fused_topk.causal_ends(queries, keys))
+    return x._replace(starts=np.zeros(queries, np.int32), ends=ends)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize(
+    ("queries", "keys", "topk"), [(3, 40, 16), (65, 337, 100), (5, 3000, 2048)]
+)
+def test_small_dense(cuda, queries, keys, topk):
+    x = inputs.with_ranges(inputs.random(1, queries, keys, 32, 128), 2)
+    check_some_rows(cuda, x, topk)
+
+
+@pytest.mark.small
+def test_small_candidates(cuda):
+    """Enough to leave the dense ways; ascending rows fill segments, so that they are cut."""
+    x = inputs.with_ranges(inputs.random(3, QUERIES, 33_000, 32, 128), 4)
+    check_some_rows(cuda, x, 600)
+    scores = inputs.adversarial("all_equal", 33_000)
+    got = cuda.index_topk(inputs.dial(scores, QUERIES, 32, 128), 600)
+    oracles.assert_same(got, np.tile(np.arange(600, dtype=np.int32), (QUERIES, 1)))
+
+
+@pytest.mark.parametrize("heads", [32, 64])
+@pytest.mark.parametrize("queries", [1, 3, 63, 64, 65, 131, QUERIES])
+def test_query_counts(cuda, queries, heads):
+    for keys in (1, 2047, 2049, 5001, 16_385, LONG):
+        x = causal(inputs.random(queries + keys, queries, keys, heads, 128))
+        check_every_row(cuda, x, 2048)
+    check_some_rows(cuda, x, 2048, "score")
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_random_shapes(cuda, seed):
+    """Bit for bit, any sizes: a third of them too large for dense scores."""
+    rng = np.random.default_rng([31, seed])
+    if seed % 3 == 0:
+        keys = int(rng.integers(32_769, 90_000))
+        queries = int(2**26 / 4 / keys) + int(rng.integers(1, 200))
+    else:
+        queries, keys = int(2 ** rng.uniform(0, 8)), int(2 ** rng.uniform(0, 16))
+    topk = int(2 ** rng.uniform(0, 12))
+    make = inputs.random if seed % 2 else inputs.integer
+    batch = [(), (2,)][seed % 7 == 1]
+    x = make(seed, queries, keys, [32, 64][seed // 2 % 2], 128, batch=batch)
+    x = inputs.with_ranges(x, seed) if seed % 5 else x
+    check_every_row(cuda, x, topk, ["index", "score"][seed // 4 % 2])
+
+
+@pytest.mark.parametrize("keys", [16_384, 16_385, 32_768, 32_769, 1 << 20])
+def test_around_the_ways(cuda, keys):
+    """Row lengths where another way begins, of few queries and of many."""
+    few = _ffi.cuda_module().HOPPER_MAX_FEW_BYTES // (4 * keys)
+    for queries in {few, few + 1, 65}:
+        check_every_row(cuda, causal(inputs.random(32, queries, keys, 32, 128)), 2048)
+
+
+@pytest.mark.parametrize("topk", [1, 11, 12, 13, 2047, 2048, 4096])
+def test_row_lengths_around_tiles_and_topk(cuda, topk):
+    """Ranges that differ inside a block, with ends around every multiple of a tile."""
+    tile = _ffi.cuda_module().HOPPER_TILE_KEYS
+    lengths = [tile * j + d for j in range(1, LONG // tile) for d in (-1, 0, 1)]
+    lengths += [topk + d for d in (-1, 0, 1)] * 3
+    starts = np.resize(np.int32([0, 1, 7, tile, 5 * tile + 3]), len(lengths))
+    ends = starts + np.int32(lengths)
+    for name in ("coarse_bin", "eight_values", "ascending"):
+        scores = inputs.adversarial(name, LONG)
+        x = inputs.dial(scores, len(lengths), 32, 128, starts=starts, ends=ends)
+        few = np.arange(0, len(lengths), 5)
+        expected, _ = oracles.choose(np.tile(scores, (len(few), 1)), topk, starts[few], ends[few])
+        for part in (x, x.rows(slice(0, 300))):  # candidates, then dense scores
+            got = cuda.index_topk(part, topk)
+            inside = few[few < len(got)]
+            oracles.assert_same(got[inside], expected[: len(inside)], name)
+
+
+@pytest.mark.parametrize("queries", [25, QUERIES])
+@pytest.mark.parametrize("name", inputs.ADVERSARIAL)
+def test_adversarial(cuda, name, queries):
+    scores = inputs.adversarial(name, LONG)
+    which = np.resize([0, 1, 2], queries)
+    row_weights = np.float32([1, -1, 2])
+    x = inputs.dial(scores, queries, 64, 128, row_weights=row_weights[which])
+    exact = oracles.dialled(scores, row_weights, "cuda")
+    for order in ("index", "score"):
+        indices, values = oracles.choose(exact, 2048, order=order)
+        got_values, got = cuda.index_topk(x, 2048, order, return_scores=True)
+        oracles.assert_same(got, indices[which], "indices")
+        oracles.assert_same(got_values, values[which], "scores")
+
+
+@pytest.mark.parametrize("high", [True, False])
+@pytest.mark.parametrize("topk", [100, 2048])
+def test_samples_that_mislead(cuda, topk, high):
+    """All sampled keys far above the others, or far below: a threshold that is far off.
+
+    Too high a threshold leaves fewer than K candidates, and the block is scored again; too
+    low a one fills the segments.  Half of the rows are led astray.
+    """
+    rng = np.random.default_rng(33)
+    groups = np.int32(_ffi.cuda_module().hopper_sampled_groups(LONG))
+    sampled = (groups[:, None] + np.arange(8)).ravel()
+    scores = rng.random(LONG).astype(np.float32)
+    odd = scores.copy()
+    odd[sampled] += 1 if high else -1
+    x = inputs.dial(odd, QUERIES, 64, 128, row_weights=[1, -1] * (QUERIES // 2))
+    for parity, sign in ((0, 1), (1, -1)):
+        expected, _ = oracles.choose(sign * odd, topk)
+        got = cuda.index_topk(x, topk)
+        oracles.assert_same(got[parity::2], np.tile(expected, (QUERIES // 2, 1)))
+
+
+def test_keys_outside_the_ranges_do_not_matter(cuda):
+    """Poison before, behind and between: any bytes, NaN among them."""
+    x = inputs.random(34, QUERIES, LONG, 64, 128)
+    starts = np.resize(np.int32([100, 1000, 5000]), QUERIES)
+    ends = np.resize(np.int32([30_000, 20_001]), QUERIES)
+    x = x._replace(starts=starts, ends=ends)
+    k = x.k.copy()
+    k[:100] = k[30_000:] = np.uint8(0x7F).view(inputs.FP8)  # NaN
+    k_scale = x.k_scale.copy()
+    k_scale[:100] = k_scale[30_000:] = np.nan
+    for few in (slice(0, QUERIES), slice(5, 9)):
+        clean = cuda.index_topk(x.rows(few), 2048, return_scores=True)
+        poisoned = cuda.index_topk(
+            x._replace(k=k, k_scale=k_scale).rows(few), 2048, return_scores=True
+        )
+        oracles.assert_same(poisoned[1], clean[1])
+        oracles.assert_same(poisoned[0], clean[0])
+
+
+def test_one_nan_row_among_good_ones(cuda):
+    x = inputs.random(35, QUERIES, LONG, 64, 128)
+    clean = cuda.index_topk(x, 2048)
+    weights = x.weights.copy()
+    weights[17] = np.nan
+    got = cuda.index_topk(x._replace(weights=weights), 2048)
+    rest = np.arange(QUERIES) != 17
+    oracles.assert_same(got[rest], clean[rest])
+    oracles.assert_same(got[17], np.arange(2048, dtype=np.int32))  # all equal: the first
+
+
+def test_rows_do_not_depend_on_the_others(cuda):
+    """The same bits in calls of every size, way and place, and again."""
+    x = inputs.with_ranges(inputs.random(36, 700, LONG, 64, 128), 37)
+    values, indices = cuda.index_topk(x, 1000, return_scores=True)
+    scores = cuda.index_scores(x)
+    parts = (slice(0, 700), slice(0, 1), slice(3, 20), slice(100, 229), slice(64, 700))
+    for part in parts:
+        got_values, got = cuda.index_topk(x.rows(part), 1000, return_scores=True)
+        oracles.assert_same(got, indices[part], f"rows {part}")
+        oracles.assert_same(got_values, values[part], f"rows {part}")
+        oracles.assert_same(cuda.index_scores(x.rows(part)), scores[part], f"rows {part}")
+
+
+def test_scores_are_as_near_as_14_bits_allow(cuda):
+    """Root mean square over many keys, where the bound of one score is loose."""
+    x = inputs.random(38, 64, 4000, 64, 128)
+    exact, _ = oracles.scores64(x.q, x.k, x.weights, x.k_scale)
+    error = cuda.index_scores(x) - exact
+    assert np.sqrt(np.mean(error**2)) < 1e-3 * np.std(exact)
+
+
+def test_whole_numbers_agree_with_the_cpu(cuda, cpu):
+    """Oracle 4 where candidates are held: exact sums, ties decide."""
+    x = inputs.with_ranges(inputs.integer(39, QUERIES, 33_000, 32, 128), 40)
+    got = cuda.index_topk(x, 700, return_scores=True)
+    few = slice(0, QUERIES, 40)
+    expected = cpu.index_topk(x.rows(few), 700, return_scores=True)
+    oracles.assert_same(got[1][few], expected[1], "indices")
+    oracles.assert_same(got[0][few], expected[0], "scores")
+
+
+@pytest.mark.parametrize("keys", [8192, 16_384, 32_768, 65_536, 131_072, 163_840])
+def test_every_row_of_the_replay_set(cuda, replay, keys):
+    check_every_row(cuda, inputs.Inputs(**replay(4096, keys)), 2048)
+
+
+def test_a_whole_causal_prefill(cuda):
+    check_every_row(cuda, causal(inputs.random(41, 16_384, 16_384, 32, 128)), 2048)
+
+
+def test_many_rows_come_in_chunks(cuda):
+    """More than the workspace holds at a time, dense and not; batches of odd sizes."""
+    check_every_row(cuda, inputs.random(42, 9000, 20_000, 32, 128), 300)
+    check_every_row(cuda, inputs.random(43, 101, 5000, 32, 128, batch=(150,)), 300)
+
+
+def test_batches(cuda):
+    for queries, keys in itertools.product((1, 70), (3000, 70_000)):
+        x = inputs.with_ranges(inputs.random(44, queries, keys, 64, 128, batch=(9,)), 45)
+        check_every_row(cuda, x, 2048)
