@@ -31,21 +31,28 @@ __device__ __forceinline__ int lane_column() {
   return ptx::tid_x() / 128 * kTileKeys + ptx::tid_x() % 4 * 2;
 }
 
-// Calls visit(r, j, even score, odd score) for the lane's neighbouring keys 8 j and
-// 8 j + 1 from its first, of row lane_row + 8 r.
-template <class Visit>
-__device__ __forceinline__ void visit_scores(const float (&sum)[kAccumulators], const float* scales,
-                                             Visit visit) {
+// Calls visit(r, j, even, odd) for the lane's neighbouring keys 8 j and 8 j + 1 from its
+// first, of row lane_row + 8 r: the sums over heads and the scales to `finish` them with.
+// See add_head for the halves.
+template <class Finish, class Visit>
+__device__ __forceinline__ void visit_sums(const float (&sum)[kAccumulators], const float* scales,
+                                           Finish finish, Visit visit) {
   const uint32_t address = ptx::smem_address(scales + lane_column());
 #pragma unroll
   for (int j = 0; j < kAccumulators / 4; ++j) {
     const float2 scale = ptx::ld_shared_f32x2(address + 32 * j);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      visit(r, j, finish_score(2.0f * sum[4 * j + 2 * r], scale.x),
-            finish_score(sum[4 * j + 2 * r + 1], scale.y));
+      visit(r, j, finish(2.0f * sum[4 * j + 2 * r], scale.x),
+            finish(sum[4 * j + 2 * r + 1], scale.y));
     }
   }
+}
+
+template <class Visit>
+__device__ __forceinline__ void visit_scores(const float (&sum)[kAccumulators], const float* scales,
+                                             Visit visit) {
+  visit_sums(sum, scales, [](float sum, float scale) { return finish_score(sum, scale); }, visit);
 }
 
 // --- kStore.
@@ -134,7 +141,9 @@ __device__ __forceinline__ void store_sample(const ScoreArgs& args, const Tile& 
 
 // --- kAppend.
 
-// Appends (score, key) at `at` if the score exceeds the threshold or either is NaN.
+// Appends (score, key) at `at` if the score exceeds the threshold or either is NaN.  The
+// score need not be finished: the select kernel does that, and the test has the same
+// outcome.  One block of assembly, or the compiler moves the stores and spills.
 __device__ __forceinline__ void append(Candidate*& at, float score, int32_t key, float threshold,
                                        bool inside = true) {
   asm volatile(
@@ -173,21 +182,24 @@ __device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile&
                                               Shared& shared, const float* scales,
                                               const float (&sum)[kAccumulators]) {
   const Workspace workspace(args);
+  const auto segment = [&](int r) {
+    return workspace.segment(tile.piece, lane_row() + 8 * r, lane_segment());
+  };
   const uint32_t counts = shared.counts[threadIdx.x];
   Candidate* tail[2];
   float threshold[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    tail[r] = workspace.segment(tile.piece, lane_row() + 8 * r, lane_segment()) +
-              (counts >> 16 * r & 0xFFFF);
+    tail[r] = segment(r) + (counts >> 16 * r & 0xFFFF);
     threshold[r] = shared.thresholds[lane_row() + 8 * r];
   }
   const int32_t first = tile.first_key + lane_column() / kTileKeys * kTileKeys;
   const int32_t lane_key = tile.first_key + lane_column();
   const bool whole = (shared.complete[0] | shared.complete[1]) == 0 && first >= tile.all.start &&
                      first + kTileKeys <= tile.all.end;
+  const auto unfinished = [](float sum, float scale) { return sum * scale; };
   if (whole) {
-    visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
+    visit_sums(sum, scales, unfinished, [&](int r, int j, float even, float odd) {
       append(tail[r], even, lane_key + 8 * j, threshold[r]);
       append(tail[r], odd, lane_key + 8 * j + 1, threshold[r]);
     });
@@ -200,7 +212,7 @@ __device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile&
       range[r] = scored_range(args, block, row);
       if (shared.complete[row / 32] >> row % 32 & 1) range[r] = {0, 0};
     }
-    visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
+    visit_sums(sum, scales, unfinished, [&](int r, int j, float even, float odd) {
       const int32_t key = lane_key + 8 * j;
       append(tail[r], even, key, threshold[r], key >= range[r].start && key < range[r].end);
       append(tail[r], odd, key + 1, threshold[r],
@@ -210,8 +222,7 @@ __device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile&
   uint32_t count[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    count[r] = static_cast<uint32_t>(
-        tail[r] - workspace.segment(tile.piece, lane_row() + 8 * r, lane_segment()));
+    count[r] = static_cast<uint32_t>(tail[r] - segment(r));
   }
   shared.counts[threadIdx.x] = count[0] | count[1] << 16;
   const bool full = static_cast<int>(max(count[0], count[1])) > tile.piece.capacity - kLaneTileKeys;

@@ -29,9 +29,7 @@ def index_topk_bytes(q: Any, keys: Any, topk: int, order: int, return_scores: bo
     if _concrete(*q.shape, keys):
         return int(cuda.index_topk_workspace_bytes(fp8, *q.shape, keys, topk, order, return_scores))
     keys = keys if _concrete(keys) else _checks.MAX_KEYS
-    return int(
-        cuda.index_topk_workspace_bound(fp8, *q.shape[2:], keys, topk, order, return_scores)
-    )
+    return int(cuda.index_topk_workspace_bound(fp8, *q.shape[2:], keys, topk, order, return_scores))
 
 
 def top_k_bytes(rows: Any, keys: Any, k: int, order: int) -> int:
