@@ -50,7 +50,7 @@ receipt-check:
 
 #: make bench          times the suites on a GPU (10 minutes), then `make figures`
 bench: $(INSTALLED)
-	$(PY) -m benchmarks --suite prefill,small-q,topk,adversarial $(BENCH_ARGS) --out benchmarks/results/h200
+	$(PY) -m benchmarks --suite prefill,small-q,lengths,topk,adversarial $(BENCH_ARGS) --out benchmarks/results/h200
 	$(MAKE) figures
 
 #: make figures        tables and pictures of docs/ and README.md from benchmarks/results

@@ -72,10 +72,18 @@ def find_nvcc() -> Path | None:
 def compile_library(nvcc: Path, folder: Path) -> Path:
     """Compiles controls.cu for Hopper; returns the shared library."""
     library = folder / "controls.so"
-    command = [nvcc, "-std=c++17", "-O3", "-w", "-shared", "-Xcompiler=-fPIC", "-cudart=static"]
+    command = [
+        str(nvcc),
+        "-std=c++17",
+        "-O3",
+        "-w",
+        "-shared",
+        "-Xcompiler=-fPIC",
+        "-cudart=static",
+    ]
     command += ["-gencode=arch=compute_90a,code=sm_90a", f"-I{ROOT}", f"-I{jax.ffi.include_dir()}"]
-    command += [f"-L{nvcc.resolve().parent.parent / 'lib'}", "-o", library]
-    subprocess.run([*command, ROOT / "benchmarks" / "controls.cu"], check=True)
+    command += [f"-L{nvcc.resolve().parent.parent / 'lib'}", "-o", str(library)]
+    subprocess.run([*command, str(ROOT / "benchmarks" / "controls.cu")], check=True)
     return library
 
 

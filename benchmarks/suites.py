@@ -22,6 +22,9 @@ Shape = tuple[int, int]
 LENGTHS = (8192, 16384, 32768, 65536, 131072, 163840)
 TOPK = 2048
 PREFILL: list[Shape] = [*((4096, n) for n in LENGTHS), (8192, 131072), (32768, 32768)]
+# Lengths around which index_topk takes another way, and between.
+SWEEP = [2049, 3000, 4096, 6144, 8192, 12288, 16384, 16385, 20480, 24576, 32768, 32769]
+SWEEP += [40960, 49152, 65536, 98304, 131072, 163840]
 SMALL_Q: list[Shape] = [(2**i, 131072) for i in range(12)]
 TOP_K: list[Shape] = [*((4096, n) for n in LENGTHS), (64, 131072), (8, 131072), (1, 2**24)]
 UNKIND_TOP_K: list[Shape] = [(4096, 8192), (4096, 32768), (4096, 131072), (64, 131072), (1, 2**24)]
@@ -91,6 +94,11 @@ def _small_q(options: Options) -> Iterator[Make]:
     return _index(options.shapes or SMALL_Q, options, INDEXERS)
 
 
+def _lengths(options: Options) -> Iterator[Make]:
+    shapes = options.shapes or [(4096, n) for n in SWEEP]
+    return _index(shapes, options, ("index_topk", "control:tensor"))
+
+
 def _top_k(options: Options) -> Iterator[Make]:
     return _standalone(options.shapes or TOP_K, options, implementations.STANDALONE)
 
@@ -129,6 +137,7 @@ def _model(options: Options) -> Iterator[Make]:
 SUITES: dict[str, Callable[[Options], Iterable[Make]]] = {
     "prefill": _prefill,
     "small-q": _small_q,
+    "lengths": _lengths,
     "topk": _top_k,
     "adversarial": _adversarial,
     "model": _model,

@@ -13,8 +13,8 @@ from benchmarks import floors, records, sources
 from benchmarks.inputs import ADVERSARIAL
 from benchmarks.records import Line
 
-PAGES = ("docs/performance.md", "README.md")
-H200 = ("prefill", "small-q", "topk", "adversarial")
+PAGES = ("docs/performance.md", "docs/sharding.md", "docs/model.md", "README.md")
+H200 = ("prefill", "small-q", "lengths", "topk", "adversarial")
 
 Cell = Callable[[Sequence[Line]], str]  # of the lines of one case
 
@@ -125,6 +125,53 @@ def indexer(lines: list[Line]) -> str:
         "`index_scores`, of the peak": share_of_peak("index_scores"),
     }
     return cases_table(lines, columns)
+
+
+def lengths() -> str:
+    """Time against N at Q = 4096."""
+    columns = {
+        "N": lambda case: str(case[0]["n"]),
+        "any": time("index_topk", "any"),
+        "index": time("index_topk", "index"),
+        "tensor-only": time("control:tensor"),
+        "any / tensor-only": ratio(("index_topk", "any"), ("control:tensor", None)),
+    }
+    return cases_table(lines_of("lengths"), columns)
+
+
+def model() -> str:
+    """The attention block of examples/dsa_attention.py, wall ms."""
+    rows = [
+        [
+            str(line["n"]),
+            f"`{line['implementation']}`",
+            digits(line["block_ms"]),
+            digits(line["indexer_ms"]),
+            f"{line['indexer_share']:.0%}",
+            digits(line["measured_saving_ms"]) if line["measured_saving_ms"] else "",
+            digits(line["predicted_saving_ms"]) if line["predicted_saving_ms"] else "",
+        ]
+        for line in lines_of("model")
+    ]
+    header = ["N", "choice", "block", "indexer", "its share", "saved", "saved, predicted"]
+    return markdown(header, rows)
+
+
+def devices() -> str:
+    """One GPU against several of a host: examples/two_gpus.py, wall ms."""
+    rows = [
+        [
+            shape([line]),
+            line["layout"],
+            str(line["devices"]),
+            digits(line["wall_ms"]),
+            f"{line['speed_up']:.2f}",
+            "yes" if line["equal"] else "NO",
+        ]
+        for line in lines_of("devices")
+    ]
+    header = ["Q x N", "layout", "GPUs", "ms", "times faster", "the same bits"]
+    return markdown(header, rows)
 
 
 def memory() -> str:
@@ -265,6 +312,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "indexer, random": lambda: indexer(records.choose(lines_of("prefill"), inputs="random")),
     "indexer, replay": lambda: indexer(records.choose(lines_of("prefill"), inputs="replay")),
     "indexer, few queries": lambda: indexer(records.choose(lines_of("small-q"), inputs="random")),
+    "lengths": lengths,
+    "model": model,
+    "devices": devices,
     "memory": memory,
     "kernels": kernels,
     "top_k": lambda: standalone(lines_of("topk")),
