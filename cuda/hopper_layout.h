@@ -64,11 +64,9 @@ struct BlockState {
 // for 48 queries, 128 against 132 for 64.
 JFT_HOST_DEVICE constexpr bool few_queries(int64_t queries) { return queries <= 48; }
 
-// Scores go to memory as a whole, and top_k chooses, for so many keys at most: a large
-// share of them would be candidates, whose scattered writes cost more.
-inline constexpr int64_t kMaxDenseKeys = 16384;
-// Or for twice as many, if two launches do.
-inline constexpr int64_t kMaxPairKeys = 32768;
+// Scores go to memory, some rows at a time, and top_k chooses, for so many keys at most:
+// a large share of them would be candidates, whose scattered writes cost more.
+inline constexpr int64_t kMaxDenseKeys = 32768;
 // And whatever the number of keys, if all scores are not more than
 inline constexpr int64_t kMaxFewBytes = int64_t{64} << 20;
 // Scores that one launch may leave for top_k.
@@ -179,7 +177,6 @@ inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk
   // Without dense scores the selection sorts by itself.
   const int64_t value_bytes = keep_values ? topk * int64_t{sizeof(float)} : 0;
   plan.dense = keys <= kMaxDenseKeys || all_bytes <= kMaxFewBytes ||
-               (keys <= kMaxPairKeys && all_bytes <= 2 * kMaxDenseBytes) ||
                (few_queries(queries) && block_rows * row_bytes <= kMaxDenseBytes);
   const int64_t dense_bytes = kMaxDenseBytes - most_top_k_bytes(keys, topk);
   const int64_t most = plan.dense ? dense_bytes / ((row_bytes + value_bytes) * block_rows)
