@@ -4,6 +4,7 @@
     python -m benchmarks tables             the tables of docs/performance.md and README.md
     python -m benchmarks figures            the pictures of docs/figures/
     python -m benchmarks compare OLD NEW    what got slower; exit code 1 if something did
+    python -m benchmarks counts --out FILE  how often sampled thresholds misled, on a Hopper GPU
 
 Every line holds one implementation on one shape of one interleaved run.  Divide times of
 one run_id only: a card's clock follows its power.
@@ -19,7 +20,7 @@ from benchmarks import records, runs, suites
 ROOT = Path(__file__).resolve().parent.parent
 # The replay set lies beside a checkout, or inside it.
 REPLAY = next((p for p in (ROOT.parent, ROOT) if (p / "shared" / "replay").exists()), None)
-COMMANDS = ("tables", "figures", "compare")
+COMMANDS = ("tables", "figures", "compare", "counts")
 
 
 def main(arguments: list[str]) -> int:

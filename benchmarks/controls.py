@@ -8,13 +8,12 @@ it, the first time that a control is asked for on a Hopper GPU.
 """
 
 import ctypes
-import functools
 import os
 import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import numpy as np
 
 KINDS = ("tensor", "score")
 TARGET = "jax_fused_topk_benchmark_control"
+SOURCES = ("benchmarks/controls.cu",)
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -44,7 +44,7 @@ def control_call(kind: str, data: dict[str, jax.Array]) -> Callable[..., Any] | 
     served = q.dtype == jnp.float8_e4m3fn and q.shape[-2] in (32, 64) and q.shape[-1] == 128
     if not served or not on_hopper() or find_nvcc() is None:
         return None
-    register()
+    register(TARGET, "JftControl", SOURCES)
     call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((1,), jnp.float32), has_side_effect=True)
 
     def control(data: dict[str, jax.Array]) -> jax.Array:
@@ -69,29 +69,27 @@ def find_nvcc() -> Path | None:
     return Path(found) if Path(found).exists() else None
 
 
-def compile_library(nvcc: Path, folder: Path) -> Path:
-    """Compiles controls.cu for Hopper; returns the shared library."""
-    library = folder / "controls.so"
-    command = [
-        str(nvcc),
-        "-std=c++17",
-        "-O3",
-        "-w",
-        "-shared",
-        "-Xcompiler=-fPIC",
-        "-cudart=static",
-    ]
-    command += ["-gencode=arch=compute_90a,code=sm_90a", f"-I{ROOT}", f"-I{jax.ffi.include_dir()}"]
+def compile_library(nvcc: Path, folder: Path, sources: Sequence[str]) -> Path:
+    """Compiles sources, named from the root, for Hopper; returns the shared library."""
+    library = folder / "library.so"
+    command = [str(nvcc), "-std=c++17", "-O3", "-w", "-shared", "-Xcompiler=-fPIC", "--threads=0"]
+    command += ["-cudart=static", "-gencode=arch=compute_90a,code=sm_90a"]
+    command += [f"-I{ROOT}", f"-I{jax.ffi.include_dir()}"]
     command += [f"-L{nvcc.resolve().parent.parent / 'lib'}", "-o", str(library)]
-    subprocess.run([*command, str(ROOT / "benchmarks" / "controls.cu")], check=True)
+    subprocess.run([*command, *(str(ROOT / source) for source in sources)], check=True)
     return library
 
 
-@functools.cache
-def register() -> None:
-    """Compiles the controls and makes them known to XLA, once in a process."""
+def register(target: str, handler: str, sources: Sequence[str]) -> None:
+    """Compiles sources and makes a handler in them known to XLA, once in a process."""
+    if target in _registered:
+        return
     nvcc = find_nvcc()
     assert nvcc is not None
     with tempfile.TemporaryDirectory() as folder:
-        library = ctypes.cdll.LoadLibrary(str(compile_library(nvcc, Path(folder))))
-    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(library.JftControl), platform="CUDA")
+        library = ctypes.cdll.LoadLibrary(str(compile_library(nvcc, Path(folder), sources)))
+    jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(library[handler]), platform="CUDA")
+    _registered.add(target)
+
+
+_registered: set[str] = set()

@@ -5,6 +5,7 @@ that took turns in one run: `records.ratio` refuses others.
 """
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -23,6 +24,12 @@ def lines_of(suite: str, card: str = "h200") -> list[Line]:
     """The committed lines of a suite on a card, none where there is no file."""
     path = records.RESULTS / card / f"{suite}.jsonl"
     return records.read(path) if path.exists() else []
+
+
+def other_lines(name: str) -> list[Line]:
+    """The committed lines of a program with fields of its own, none where there is no file."""
+    path = records.RESULTS / "h200" / f"{name}.jsonl"
+    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
 
 
 def digits(x: float) -> str:
@@ -93,6 +100,8 @@ def by_case(lines: Iterable[Line]) -> list[list[Line]]:
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table; columns that are empty in every row are left out."""
     rows = list(rows)
+    if not rows:
+        return "(not measured yet)"
     kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
     marks = ["---"] * len(kept)
     table = [[header[i] for i in kept], marks, *([row[i] for i in kept] for row in rows)]
@@ -151,10 +160,25 @@ def model() -> str:
             digits(line["measured_saving_ms"]) if line["measured_saving_ms"] else "",
             digits(line["predicted_saving_ms"]) if line["predicted_saving_ms"] else "",
         ]
-        for line in lines_of("model")
+        for line in other_lines("model")
     ]
     header = ["N", "choice", "block", "indexer", "its share", "saved", "saved, predicted"]
     return markdown(header, rows)
+
+
+def counts() -> str:
+    """What the sampled thresholds led to, by kind of input."""
+    rows = [
+        [
+            shape([line]),
+            line["inputs"],
+            f"{line['candidates_over_k']:.2f}",
+            str(line["rows_cut"]),
+            str(line["rows_scored_again"]),
+        ]
+        for line in other_lines("counts")
+    ]
+    return markdown(["Q x N", "rows", "candidates / K", "rows cut", "rows scored again"], rows)
 
 
 def devices() -> str:
@@ -168,7 +192,7 @@ def devices() -> str:
             f"{line['speed_up']:.2f}",
             "yes" if line["equal"] else "NO",
         ]
-        for line in lines_of("devices")
+        for line in other_lines("devices")
     ]
     header = ["Q x N", "layout", "GPUs", "ms", "times faster", "the same bits"]
     return markdown(header, rows)
@@ -314,6 +338,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "indexer, few queries": lambda: indexer(records.choose(lines_of("small-q"), inputs="random")),
     "lengths": lengths,
     "model": model,
+    "counts": counts,
     "devices": devices,
     "memory": memory,
     "kernels": kernels,

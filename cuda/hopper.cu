@@ -112,7 +112,9 @@ cudaError_t launch_select(const ScoreArgs& args, const IndexTopkParams& params,
 
 bool serves(const IndexInputs& in) {
   int device = 0, major = 0;
-  return supported(in.element, in.heads, in.dim) && cudaGetDevice(&device) == cudaSuccess &&
+  // A tile past the last key must not pass 2**31 either.
+  return supported(in.element, in.heads, in.dim) && in.keys <= kMaxKeys - kCtaKeys &&
+         cudaGetDevice(&device) == cudaSuccess &&
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
          major == 9;
 }
@@ -121,8 +123,10 @@ cudaError_t launch_index_scores(const IndexScoresParams& params, cudaStream_t st
   const IndexInputs& in = params.in;
   if (in.batch <= 0 || in.queries <= 0 || in.keys <= 0) return cudaSuccess;
   TensorMaps maps;
-  const cudaError_t error = make_maps(in, kTileKeys, maps);
-  if (error != cudaSuccess) return error;
+  if (!few_queries(in.queries)) {
+    const cudaError_t error = make_maps(in, kTileKeys, maps);
+    if (error != cudaSuccess) return error;
+  }
   ScoreArgs args{};
   args.in = in;
   args.fill = true;
@@ -149,9 +153,9 @@ cudaError_t launch_index_topk(const IndexTopkParams& params, cudaStream_t stream
   if (params.workspace_bytes < args.plan.bytes) return cudaErrorInvalidValue;
   const bool nothing_to_score = in.keys <= 0 || (args.skip_short && in.keys <= params.topk);
   TensorMaps maps, sample_maps;
-  if (!nothing_to_score) {
+  if (!nothing_to_score && !(args.plan.dense && few_queries(in.queries))) {
     cudaError_t error = make_maps(in, kTileKeys, maps);
-    if (error == cudaSuccess) error = make_maps(in, kGroupKeys, sample_maps);
+    if (error == cudaSuccess && !args.plan.dense) error = make_maps(in, kGroupKeys, sample_maps);
     if (error != cudaSuccess) return error;
   }
   return for_chunks(args.plan.blocks, args.plan.chunk_blocks, [&](int64_t first, int32_t blocks) {

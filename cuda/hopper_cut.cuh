@@ -7,9 +7,9 @@
 // best `keep` <= K of them by (score, lower index), and the threshold rose to the worst
 // of those, the piece's bound: the key was cut, or came later, has a higher index and
 // does not exceed the bound.  If K or more candidates of all pieces are at the bound
-// or better, the dropped key is not among the K best.  Where a cut keeps K this always
-// holds.  NaN passes every test and is ranked when it is cut or selected; a NaN as
-// threshold lets all pass, until a cut leaves nothing but NaN: then the row is complete.
+// or better, the dropped key is not among the K best.  A cut in a block's whole room
+// keeps K, so that there it is so.  NaN passes every test and is ranked when it is cut or selected;
+// a NaN as threshold lets all pass, until a cut leaves nothing but NaN: then the row is complete.
 //
 // The CTA that finishes a block last counts, for every row, the candidates of all its
 // pieces at the greatest bound or better.  Where they are fewer than K, the first
@@ -131,6 +131,7 @@ __device__ __forceinline__ int count_shift(int row) { return row % 16 / 8 * 16; 
 __device__ __forceinline__ void cut_rows(const Workspace& workspace, const Piece& piece,
                                          uint8_t* room, Shared& shared) {
   const int warp = threadIdx.x / 32;
+  static_assert(8 % kCutWarps == 0, "two rows that share words of counts are one warp's");
   if (warp >= kCutWarps) return;
   auto* histogram = reinterpret_cast<uint32_t*>(room) + (warp << kWarpDigitBits);
   auto* counts = reinterpret_cast<int32_t*>(room) + (kCutWarps << kWarpDigitBits) + warp * 32;
@@ -146,7 +147,7 @@ __device__ __forceinline__ void cut_rows(const Workspace& workspace, const Piece
     if (!__any_sync(kFullWarp, count > piece.capacity - kLaneTileKeys)) continue;
     cut_row(workspace, piece, row, counts, histogram, scratch, shared);
     if (lane_id() < kRowSegments) {
-      // The other half is another row's, perhaps cut at this moment.
+      // The other half is another row's.
       auto* half = reinterpret_cast<uint16_t*>(&count_word(shared, row, lane_id()));
       half[count_shift(row) / 16] = static_cast<uint16_t>(counts[lane_id()]);
     }

@@ -48,8 +48,9 @@ cudaError_t launch_score(ScoreArgs& args, const TensorMaps& maps, int64_t most_t
 
 template <Mode kMode>
 cudaError_t launch_score(ScoreArgs& args, const TensorMaps& maps, cudaStream_t stream) {
-  const int64_t each = kMode == Mode::kSample ? args.plan.sample_tiles
-                                              : ceil_div(args.in.keys + kGroupKeys - 1, kCtaKeys);
+  const int64_t each = kMode == Mode::kSample
+                           ? args.plan.sample_tiles
+                           : ceil_div(args.in.keys + kFirstKeyMultiple - 1, kCtaKeys);
   return args.in.heads == 64 ? launch_score<kMode, 64>(args, maps, args.blocks * each, stream)
                              : launch_score<kMode, 32>(args, maps, args.blocks * each, stream);
 }

@@ -24,6 +24,8 @@ inline constexpr int kStageHeads = 8;  // heads of q that travel together
 inline constexpr int kStages = 2;      // of q, and of keys
 inline constexpr int kGroupKeys = 8;   // of the sample: one 128-byte swizzle atom
 static_assert(kTileKeys % kGroupKeys == 0, "a sample tile is whole groups");
+// Tile 0 of a block begins at a multiple of it, so that a key's parity is its column's.
+inline constexpr int kFirstKeyMultiple = 8;
 
 inline bool supported(Element element, int64_t heads, int64_t dim) {
   return element == Element::kF8E4M3FN && dim == kDim && (heads == 32 || heads == 64);
@@ -67,7 +69,8 @@ JFT_HOST_DEVICE constexpr bool few_queries(int64_t queries) { return queries <= 
 // Scores go to memory, some rows at a time, and top_k chooses, for so many keys at most:
 // a large share of them would be candidates, whose scattered writes cost more.
 inline constexpr int64_t kMaxDenseKeys = 32768;
-// And whatever the number of keys, if all scores are not more than
+// Whatever the number of keys is, all scores go to memory if they take at most so many
+// bytes: of few rows, 4 launches would cost more than the rows do.
 inline constexpr int64_t kMaxFewBytes = int64_t{64} << 20;
 // Scores that one launch may leave for top_k.
 inline constexpr int64_t kMaxDenseBytes = int64_t{256} << 20;
@@ -183,7 +186,7 @@ inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk
                                   : most_append_blocks(topk);
   const int64_t chunks = ceil_div(plan.blocks, max64(1, min64(most, kMaxBlocks)));
   plan.chunk_blocks = ceil_div(plan.blocks, chunks);
-  plan.chunk_rows = plan.chunk_blocks * block_rows;
+  plan.chunk_rows = min64(plan.chunk_blocks * block_rows, max64(1, batch * queries));
   if (plan.dense) {
     lay_out_dense(plan, row_bytes, value_bytes, keys);
   } else {

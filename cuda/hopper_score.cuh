@@ -9,7 +9,9 @@
 // Roles.  Warpgroups 0-2 do the math, each on 112 keys of its own and all on the same
 // 64 queries.  Warp 12 copies: keys and q and weights by TMA, the keys' scales by
 // cp.async, for their rows have any alignment.  It alone walks over the CTA's share
-// and tells the math, by a header beside each tile's keys, what the tile is.
+// and tells the math, by a header beside each tile's keys, what the tile is.  Warps
+// 13-15 fill what lies outside the rows' ranges where that is asked for, or do nothing:
+// registers are handed out to whole warpgroups.
 //
 // Shared memory: Shared, below.  One CTA an SM.
 
@@ -50,7 +52,6 @@ struct Shared {
   static constexpr uint32_t kKeyBytes = kCtaKeys * kDim;
   static constexpr uint32_t kQueryBytes = kStageHeads * kQueryBlock * kDim;
   static constexpr uint32_t kWeightBytes = kStageHeads * kQueryBlock * sizeof(float);
-  static constexpr uint32_t kScaleBytes = kCtaKeys * sizeof(float);
 
   alignas(1024) uint8_t keys[kStages][kKeyBytes];  // the next tile's arrive meanwhile
   alignas(1024) uint8_t queries[kStages][kQueryBytes];
@@ -131,7 +132,7 @@ struct ShareWalk {
       tile.first = to_come == walk.end - walk.begin;
       tile.last = to_come == 1;
       tile.number = walk.tile;
-      tile.first_key = (tile.any.start & ~(kGroupKeys - 1)) + walk.tile * kCtaKeys;
+      tile.first_key = BlockRange{tile.any, tile.all}.first_key() + walk.tile * kCtaKeys;
     }
     --to_come;
     __syncwarp();
@@ -241,7 +242,7 @@ __device__ __forceinline__ void copy_loop(const ScoreArgs& args, const TensorMap
       const int32_t batch = shared.next_tile.batch, query = shared.next_tile.query;
 #pragma unroll 1
       for (int i = 0; i < kHeads / kStageHeads; ++i) {
-        // By now the math has left the tile before: its key buffer is free.
+        // By now the math is at this tile, so that the other key buffer is soon free.
         if (i == kStages) {
           more = walk.next();
           if (more) copy_keys<kMode>(args, maps, shared, key_ring);
@@ -274,7 +275,9 @@ inline constexpr int kAccumulators = kTileKeys / 2;  // of a lane: 2 rows x 28 k
 
 // Adds one head's share: sum += half_weight relu(acc) for even keys, whose sums thus
 // stay halves until the end; odd keys take x + |x| = 2 relu(x), for that is on the
-// FMA pipe, where max.NaN is on the busier ALU.  Both scalings are exact.
+// FMA pipe, where max.NaN is on the busier ALU.  Both scalings are exact but for weights
+// below 2**-125, whose half is rounded, and sums that overflow: hopper_few.cuh has the
+// same bits there too.
 __device__ __forceinline__ void add_head(float (&sum)[kAccumulators],
                                          const float (&acc)[kAccumulators], float half_weight0,
                                          float half_weight1) {

@@ -1,11 +1,12 @@
 // The first threshold of a row, from its sampled scores.  A CTA a row.
 //
 // It is about the r-th best of the m sampled scores in the row's range, with
-//     r = m p + 3.5 sqrt(m p (1 - p)),  p = 1.25 K / n:
-// some more than K of the row's n keys exceed it, almost never fewer.  A wrong guess
-// costs time, never the answer (hopper_cut.cuh).
+//     r = m p + d sqrt(m p (1 - p)),  p = 1.25 K / n,  d = 3.5:
+// some more than K of the row's n keys exceed it, almost never fewer.  The samples come in
+// groups of neighbours: where few groups lie in the row's range, d is twice that.  A wrong
+// guess costs time, never the answer (hopper_cut.cuh).
 //
-// Shared memory: SelectShared and the sample, 43 KiB at most.
+// Shared memory: SelectShared and the sample, 47 KiB at most.
 
 #ifndef JAX_FUSED_TOPK_CUDA_HOPPER_THRESHOLD_CUH_
 #define JAX_FUSED_TOPK_CUDA_HOPPER_THRESHOLD_CUH_
@@ -16,6 +17,8 @@
 #include "cuda/select_shared.cuh"
 
 namespace jax_fused_topk::hopper {
+
+inline constexpr uint32_t kFewSamples = 1000;
 
 struct ThresholdMemory {
   SelectShared select;
@@ -72,13 +75,17 @@ __global__ __launch_bounds__(kFilterThreads) void threshold_kernel(
 #pragma unroll
   for (int w = 0; w < FilterGroup::kWarps; ++w) in_range += memory.counts[w];
   const float m = in_range, p = fminf(1.25f * args.plan.topk / size, 1.0f);
-  const uint32_t rank = static_cast<uint32_t>(ceilf(m * p + 3.5f * sqrtf(m * p * (1.0f - p)))) + 1;
+  const float deviations = in_range < kFewSamples ? 7.0f : 3.5f;
+  const uint32_t rank =
+      static_cast<uint32_t>(ceilf(m * p + deviations * sqrtf(m * p * (1.0f - p)))) + 1;
   uint32_t threshold = kPositiveNaN;
   if (rank <= in_range) {
     const Threshold found =
         select_shared(SampleSource{memory.keys}, 0, sampled, rank, rank / 32, memory.select);
-    // The test is strict, so one step below; below -inf comes a NaN.
-    threshold = total_order_bits(found.key - 1);
+    // The test is strict, so one step below; of +0 that is not -0, which equals it.  Below
+    // -inf comes a NaN.
+    const uint32_t zero = total_order_key(0);
+    threshold = total_order_bits(found.key - (found.key == zero ? 2 : 1));
   }
   if (threadIdx.x == 0) *workspace.threshold(block, row) = __uint_as_float(threshold);
 }

@@ -65,11 +65,13 @@ __device__ __forceinline__ KeyRange scored_range(const ScoreArgs& args, const Bl
 struct BlockRange {
   KeyRange any;  // keys that some row of the block needs
   KeyRange all;  // keys that every one of the 64 rows needs
-  // Where tile 0 begins: at an even key, whatever the other rows of the batch are.
-  __device__ __forceinline__ int32_t first_key() const { return any.start & ~(kGroupKeys - 1); }
+  // Where tile 0 begins.
+  __device__ __forceinline__ int32_t first_key() const {
+    return any.start & ~(kFirstKeyMultiple - 1);
+  }
 };
 
-// `lanes` neighbouring lanes call it together, kLanes of them.
+// kLanes neighbouring lanes call it together.
 template <int kLanes>
 __device__ __forceinline__ BlockRange block_range(const ScoreArgs& args, const Block& block) {
   constexpr int32_t kMost = 0x7FFFFFFF;

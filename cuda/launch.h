@@ -21,19 +21,22 @@ struct Residency {
   int sms = 0, ctas_per_sm = 0;
 };
 
-// Lets the kernel use `shared_bytes` of dynamic shared memory and asks how many of
-// its CTAs fit.  Host-side queries only, legal during graph capture.
+// Asks how many CTAs of the kernel fit with `shared_bytes` of dynamic shared memory each.
+// The kernel may use all that the device has, the same in every call: another thread's
+// launch of it must not find less.  Host-side only, legal during graph capture.
 template <class... Args>
 cudaError_t prepare(void (*kernel)(Args...), int threads, size_t shared_bytes,
                     Residency& residency) {
-  int device = 0;
+  int device = 0, most = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&residency.sms, cudaDevAttrMultiProcessorCount, device);
   }
   if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shared_bytes));
+    error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
   }
   if (error == cudaSuccess) {
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&residency.ctas_per_sm, kernel, threads,

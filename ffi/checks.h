@@ -118,6 +118,7 @@ inline ffi::Error read_index_inputs(const IndexOperands& op, IndexInputs* in) {
   JFT_RETURN_IF_ERROR(expect_aligned("q", in->q));
   JFT_RETURN_IF_ERROR(expect_aligned("k", in->k));
   in->weights = op.weights.typed_data();
+  JFT_RETURN_IF_ERROR(expect_aligned("weights", in->weights));
   in->k_scale = op.k_scale.typed_data();
   in->starts = op.starts.typed_data();
   in->ends = op.ends.typed_data();

@@ -95,7 +95,7 @@ struct IndexTopkParams {
 // Top-k over ready-made values, in IEEE total order.
 struct TopkParams {
   int64_t rows, keys;  // R, N
-  int64_t k;           // 1 <= k <= N
+  int64_t k;           // 1 <= k <= N; inside the CUDA kernels it may exceed N
   Element element;     // kF32, kBF16 or kF16
   Order order;
   const void* x;          // [R, N]

@@ -70,6 +70,7 @@ template <typename Params>
 ffi::Error use_workspace(Workspace workspace, int64_t needed, Params* params) {
   params->workspace = workspace->typed_data();
   params->workspace_bytes = static_cast<int64_t>(workspace->element_count());
+  JFT_RETURN_IF_ERROR(expect_aligned("workspace", params->workspace));
   if (params->workspace_bytes >= needed) return ffi::Error::Success();
   return invalid("workspace must have " + std::to_string(needed) + " bytes, got " +
                  std::to_string(params->workspace_bytes));

@@ -46,11 +46,8 @@ NB_MODULE(_cuda, m) {
     }
     return first;
   });
-  m.attr("HOPPER_QUERY_BLOCK") = jft::hopper::kQueryBlock;
   m.attr("HOPPER_TILE_KEYS") = jft::hopper::kCtaKeys;
-  m.attr("HOPPER_MAX_DENSE_KEYS") = jft::hopper::kMaxDenseKeys;
   m.attr("HOPPER_MAX_FEW_BYTES") = jft::hopper::kMaxFewBytes;
-  m.attr("HOPPER_SEGMENTS") = jft::hopper::kRowSegments;
   m.def("top_k_workspace_bytes", [](int64_t rows, int64_t keys, int64_t k, int order) {
     return jft::top_k_workspace_bytes(rows, keys, k, static_cast<jft::Order>(order));
   });

@@ -1,6 +1,5 @@
 """The suites on a CPU: the whole command line, inputs, and what runs side by side."""
 
-import ctypes
 import json
 import math
 import re
@@ -15,7 +14,7 @@ from conftest import SHARED
 from test_benchmark_records import line
 
 import jax_fused_topk
-from benchmarks import __main__, controls, implementations, inputs, records, runs, suites
+from benchmarks import __main__, controls, counts, implementations, inputs, records, runs, suites
 
 
 def test_the_cpu_suite_from_the_command_line(tmp_path, capsys):
@@ -154,9 +153,12 @@ def test_controls_are_none_without_a_hopper_gpu():
 
 
 @pytest.mark.skipif(controls.find_nvcc() is None, reason="NO CUDA: nvcc was not found")
-def test_controls_compile(tmp_path):
-    library = controls.compile_library(controls.find_nvcc(), tmp_path)
-    assert ctypes.cdll.LoadLibrary(str(library)).JftControl
+@pytest.mark.parametrize(
+    ("sources", "handler"), [(controls.SOURCES, "JftControl"), (counts.SOURCES[:1], "JftCount")]
+)
+def test_kernels_of_the_benchmarks_compile(tmp_path, sources, handler):
+    library = controls.compile_library(controls.find_nvcc(), tmp_path, sources)
+    assert handler.encode() in library.read_bytes()
 
 
 @pytest.mark.parametrize("kind", inputs.ADVERSARIAL)

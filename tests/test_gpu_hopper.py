@@ -136,6 +136,24 @@ def test_around_the_ways(cuda, keys):
         check_every_row(cuda, causal(draw(32, queries, keys)), 2048)
 
 
+@pytest.mark.parametrize("keys", [49_152, 65_536])
+@pytest.mark.parametrize(
+    ("batch", "queries"), [((), 65), ((), 87), ((), 129), ((), 132), ((2,), 65)]
+)
+def test_rows_that_do_not_fill_their_blocks(cuda, batch, queries, keys):
+    """Fewer rows than blocks hold: top_k cuts each into more parts, and needs more room."""
+    check_every_row(cuda, draw(46, queries, keys, batch=batch), 2048)
+
+
+def test_plateau_of_zeros_under_some_scores(cuda):
+    """Fewer than K scores are positive, all others equal 0: the threshold is 0 itself."""
+    scores = np.zeros(LONG, np.float32)
+    scores[np.random.default_rng(47).choice(LONG, 900, replace=False)] = 1
+    expected, _ = oracles.choose(scores, 2048)
+    got = cuda.index_topk(inputs.dial(scores, QUERIES, 32, 128), 2048)
+    oracles.assert_same(got, np.tile(expected, (QUERIES, 1)))
+
+
 @pytest.mark.parametrize("topk", [1, 11, 12, 13, 2047, 2048, 4096])
 def test_row_lengths_around_tiles_and_topk(cuda, topk):
     """Ranges that differ inside a block, with ends around every multiple of a tile."""
