@@ -4,11 +4,13 @@
 #   SYSTEM=1            use PYTHON's own packages: no virtual environment, no
 #                       network, no build isolation
 #   PYTEST_ARGS=...     more arguments for pytest
+#   JOBS=4              processes of gpu-test
 #   BENCH_ARGS=...      more arguments for `python -m benchmarks`
 
 PYTHON ?= python3
 SYSTEM ?=
 PYTEST_ARGS ?=
+JOBS ?= 4
 BENCH_ARGS ?=
 VENV := .venv
 
@@ -42,7 +44,7 @@ test: $(INSTALLED)
 
 #: make gpu-test       the tests that need a GPU; writes tests/gpu_receipt.json
 gpu-test: $(INSTALLED)
-	$(PY) -m pytest -m gpu --gpu-receipt tests/gpu_receipt.json $(PYTEST_ARGS)
+	$(PY) tests/gpu_jobs.py $(JOBS) $(PYTEST_ARGS)
 
 #: make receipt-check  whether the kernels at hand are those that passed on a GPU
 receipt-check:

@@ -176,17 +176,17 @@ inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk
   plan.blocks = max64(1, batch * blocks_per_batch(queries));
   const int64_t block_rows = max64(1, min64(queries, kQueryBlock));
   const int64_t row_bytes = max64(1, keys) * int64_t{sizeof(float)};
-  const int64_t all_bytes = max64(1, batch * queries) * row_bytes;
+  const int64_t rows = max64(1, batch * queries);
   // Without dense scores the selection sorts by itself.
   const int64_t value_bytes = keep_values ? topk * int64_t{sizeof(float)} : 0;
-  plan.dense = keys <= kMaxDenseKeys || all_bytes <= kMaxFewBytes ||
+  plan.dense = keys <= kMaxDenseKeys || rows <= kMaxFewBytes / row_bytes ||
                (few_queries(queries) && block_rows * row_bytes <= kMaxDenseBytes);
   const int64_t dense_bytes = kMaxDenseBytes - most_top_k_bytes(keys, topk);
   const int64_t most = plan.dense ? dense_bytes / ((row_bytes + value_bytes) * block_rows)
                                   : most_append_blocks(topk);
   const int64_t chunks = ceil_div(plan.blocks, max64(1, min64(most, kMaxBlocks)));
   plan.chunk_blocks = ceil_div(plan.blocks, chunks);
-  plan.chunk_rows = min64(plan.chunk_blocks * block_rows, max64(1, batch * queries));
+  plan.chunk_rows = min64(plan.chunk_blocks * block_rows, rows);
   if (plan.dense) {
     lay_out_dense(plan, row_bytes, value_bytes, keys);
   } else {

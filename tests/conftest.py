@@ -37,13 +37,18 @@ def pytest_addoption(parser):
         help="write which kernel sources the run tested, on which card and with what outcome",
     )
 
+    parser.addoption("--part", metavar="I/N", help="every N-th test, from the I-th on")
+
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "small: few and small, for compute-sanitizer")
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Skips what needs a GPU where there is none, and says what is missing."""
+    if part := config.getoption("--part"):
+        i, n = map(int, part.split("/"))
+        items[:] = items[i - 1 :: n]
     if not any("gpu" in item.keywords for item in items):
         return
     missing = runners.missing_for_cuda()

@@ -58,6 +58,13 @@ def plain(q, k, weights, k_scale, indices):
     return jnp.where(indices < 0, 0, sums * k_scale[jnp.maximum(indices, 0)])
 
 
+@pytest.fixture(autouse=True)
+def full_products():
+    """On a GPU float32 products are TF32's unless JAX is told otherwise."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 def factors(shape):
     """What a loss multiplies each score by: of both signs, exact in few bits."""
     return jnp.asarray(np.random.default_rng(7).integers(-4, 5, shape), jnp.float32)

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import gpu_jobs
 import jax
 import numpy as np
 import pytest
@@ -169,3 +170,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     assert done.returncode == 0, done.stderr
     grown = int(done.stdout) * 1024
     assert grown < 32 << 20, f"grew by {grown} bytes; the scores would take {128 * 131072 * 4}"
+
+
+def test_receipts_of_parts_add_up():
+    part = {"card": "x", "selection": "gpu", "counts": {"passed": 3}}
+    other = {**part, "counts": {"passed": 4, "failed": 1}}
+    assert gpu_jobs.merge([part, other]) == {**part, "counts": {"passed": 7, "failed": 1}}
+    with pytest.raises(ValueError, match="must agree but for their counts"):
+        gpu_jobs.merge([part, {**other, "card": "y"}])
