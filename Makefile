@@ -31,6 +31,8 @@ INSTALLED := build/installed-$(subst /,_,$(PY))
 
 help:
 	@sed -n 's/^#: //p' Makefile
+	@echo
+	@sed -n 's/^#   //p' Makefile
 
 #: make demo           install, run the indexer on real text, check every row, draw one picture
 demo: $(INSTALLED)
@@ -88,9 +90,11 @@ install: $(INSTALLED)
 # Editable, so that Python started in this folder finds the compiled modules too.
 $(INSTALLED): $(SOURCES)
 ifeq ($(SYSTEM),)
+	@echo "building jax_fused_topk, about 2 minutes"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP_INSTALL) -e ".[test]"
 else
+	@echo "building jax_fused_topk, about a minute"
 	$(PIP_INSTALL) -e .
 endif
 	@mkdir -p $(@D) && touch $@
