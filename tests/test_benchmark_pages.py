@@ -6,9 +6,21 @@ import pytest
 from PIL import Image
 from test_benchmark_records import line
 
-from benchmarks import __main__, figure_data, figures, floors, inputs, records, sources, tables
+from benchmarks import (
+    __main__,
+    counts,
+    figure_data,
+    figures,
+    floors,
+    inputs,
+    records,
+    sources,
+    tables,
+)
 
+OTHERS = ("counts", "devices", "model")  # lines with fields of their own
 FILES = sorted(records.RESULTS.glob("*/*.jsonl"))
+FILES = [path for path in FILES if path.stem not in OTHERS]
 
 
 @pytest.mark.parametrize("page", tables.PAGES)
@@ -53,6 +65,21 @@ def test_committed_lines(path):
         if x["device_ms"] is not None:
             assert x["device_ms"] <= x["span_ms"] * (1 + 1e-9)
             assert x["device_ms"] <= sum(x["kernels"].values()) * 1.05
+
+
+def test_committed_counts():
+    """Of the same kernels as the times; no row holds fewer than K candidates."""
+    lines = tables.other_lines("counts")
+    assert {(x["inputs"], x["n"]) for x in lines} == {
+        *((kind, n) for kind in ("random", "replay") for n in counts.KEYS),
+        *((kind, counts.UNKIND_KEYS) for kind in inputs.ADVERSARIAL),
+    }
+    timed = {x["source_sha256"] for x in tables.lines_of("prefill")}
+    for x in lines:
+        assert {x["source_sha256"]} == timed
+        assert x["rows"] == x["q"] == counts.QUERIES
+        assert x["candidates_over_k"] >= 1
+        assert max(x["rows_cut"], x["rows_scored_again"]) <= x["rows"]
 
 
 def test_committed_lines_are_found():
