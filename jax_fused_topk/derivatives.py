@@ -1,4 +1,4 @@
-"""The derivative of the chosen scores, from the chosen pairs alone.
+"""Derivatives of chosen scores, from the chosen pairs alone, and of chosen values.
 
 With n the chosen index and d the tangents, dot[h] = q[t, h] . k[n]:
 
@@ -55,12 +55,39 @@ def differentiable_scores(
 ) -> jax.Array:
     """`scores` as a differentiable function of the operands, at constant indices.
 
-    float8 q and k are constants: their own dtype cannot hold a gradient.
+    float8 q and k are constants.
     """
-    if q.dtype == jnp.float8_e4m3fn:
-        q, k = lax.stop_gradient((q, k))
+    q, k = stop_float8(q, k)
     return _scores(scores, indices, q, k, weights, k_scale)
 
+
+def stop_float8(q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns q and k, constants if float8: their own dtype cannot hold a gradient."""
+    return lax.stop_gradient((q, k)) if q.dtype == jnp.float8_e4m3fn else (q, k)
+
+
+def differentiable_values(
+    values: jax.Array,  # [R, K]
+    indices: jax.Array,  # [R, K] int32
+    operand: jax.Array,  # [R, N] values' dtype
+) -> jax.Array:
+    """`values` as a differentiable function of the operand of `top_k`, at constant indices."""
+    return _values(values, indices, operand)
+
+
+def values_tangent(
+    tangent: jax.Array,  # [R, N], the operand's
+    indices: jax.Array,  # [R, K] int32
+) -> jax.Array:
+    """The tangent of `top_k`'s values [R, K]: the operand's where chosen, 0 at a -1."""
+    chosen = jnp.take_along_axis(tangent, jnp.maximum(indices, 0), axis=1)
+    return jnp.where(indices < 0, jnp.zeros_like(chosen), chosen)
+
+
+_values = jax.custom_jvp(lambda values, indices, operand: values)
+_values.defjvps(
+    None, None, lambda tangent, out, values, indices, operand: values_tangent(tangent, indices)
+)
 
 _scores = jax.custom_jvp(lambda scores, indices, *values: scores)
 

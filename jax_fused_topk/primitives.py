@@ -5,7 +5,7 @@ Operands have one batch axis (`_checks` flattens the others):
     index_topk_p    q [B, Q, H, D], k [B, N, D], weights [B, Q, H], k_scale [B, N],
                     starts [B, Q], ends [B, Q] -> [scores [B, Q, K],] indices [B, Q, K]
     index_scores_p  the same -> scores [B, Q, N]
-    top_k_p         x [R, N], starts [R], ends [R] -> values [R, k], indices [R, k]
+    top_k_p         operand [R, N], starts [R], ends [R] -> values [R, k], indices [R, k]
 
 Each lowers to one FFI custom call on a CPU and on CUDA, and to the reference on
 every other platform and for shapes that no kernel serves.  In a module that XLA
@@ -13,7 +13,6 @@ partitions, `_partition` wraps the call so that each device serves its own rows.
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import ManualAxisType
 
-from jax_fused_topk import _checks, _ffi, _partition, _workspace, reference
+from jax_fused_topk import _checks, _ffi, _partition, _warn, _workspace, derivatives, reference
 
 index_topk_p = Primitive("jax_fused_topk_index_topk")
 index_scores_p = Primitive("jax_fused_topk_index_scores")
@@ -38,7 +37,7 @@ _INDEX_DIMENSIONS = {
 }  # fmt: skip
 _INDEX_TOPK_RULE = _partition.Rule(_INDEX_DIMENSIONS, "b q t", split="b q")
 _INDEX_SCORES_RULE = _partition.Rule(_INDEX_DIMENSIONS, "b q n", split="b q")
-_TOP_K_RULE = _partition.Rule({"x": "r n", "starts": "r", "ends": "r"}, "r t", split="r")
+_TOP_K_RULE = _partition.Rule({"operand": "r n", "starts": "r", "ends": "r"}, "r t", split="r")
 
 
 # What serves a call
@@ -65,11 +64,13 @@ def check_top_k_implementation(implementation: str | None, k: int, order: str) -
             raise ValueError(f'top_k: implementation="cuda" cannot serve this call: {limit}')
 
 
-def _warn_no_cuda(operation: str) -> None:
-    warnings.warn(
+_NO_CUDA = "this installation has no CUDA kernels; build_info()['cuda_error'] says why"
+
+
+def _warn_plain(operation: str, reason: str) -> None:
+    _warn.warn_user(
         f"jax_fused_topk.{operation} runs on a GPU as plain jnp, far slower than its kernel: "
-        "this installation has no CUDA kernels; build_info()['cuda_error'] says why.",
-        stacklevel=2,
+        f"{reason}"
     )
 
 
@@ -219,10 +220,9 @@ def _register_lowerings(
             )
         use_kernel = platform is not None and forced != "reference" and not _is_empty(ctx)
         if use_kernel and platform == "cuda" and forced is None:
-            if _ffi.has_cuda():
-                use_kernel = cuda_limit(ctx, params) is None
-            else:
-                _warn_no_cuda(operation)
+            reason = cuda_limit(ctx, params) if _ffi.has_cuda() else _NO_CUDA
+            if reason is not None:
+                _warn_plain(operation, reason)
                 use_kernel = False
         if use_kernel and _partition.applies(ctx):
             return _partition.lower(primitive, sharding, ctx, *operands, **params)
@@ -330,14 +330,11 @@ def _index_scores_jvp(
 def _top_k_jvp(
     primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[list[Any], list[Any]]:
-    """The values' tangents are x's at the chosen places, and zero where there is none."""
     values, indices = top_k_p.bind(*primals, **params)
-    x_dot = tangents[0]
-    if type(x_dot) is ad.Zero:
+    if type(tangents[0]) is ad.Zero:
         values_dot = _no_tangent(values)
     else:
-        chosen = jnp.take_along_axis(x_dot, jnp.maximum(indices, 0), axis=1)
-        values_dot = jnp.where(indices < 0, jnp.zeros_like(chosen), chosen)
+        values_dot = derivatives.values_tangent(tangents[0], indices)
     return [values, indices], [values_dot, _no_tangent(indices)]
 
 

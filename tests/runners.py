@@ -1,6 +1,7 @@
 """Runs the public functions with one implementation, numpy in and numpy out."""
 
 import functools
+import types
 
 import jax
 import numpy as np
@@ -12,6 +13,11 @@ _index_topk = jax.jit(
 )
 _index_scores = jax.jit(jax_fused_topk.index_scores, static_argnames="implementation")
 _top_k = jax.jit(jax_fused_topk.top_k, static_argnames=("k", "order", "implementation"))
+
+# What the compiled module _cuda says of the shapes it serves, for where it is not built.
+CUDA_LIMITS = types.SimpleNamespace(
+    MAX_HEADS=256, MAX_DIM=256, DIM_MULTIPLE=16, MAX_INDEX_TOPK=4096, MAX_SORTED_K=65536
+)
 
 
 def missing_for_cuda():

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import re
 import warnings
 
@@ -12,10 +13,11 @@ import jaxprs
 import numpy as np
 import oracles
 import pytest
+import runners
 from jax import export
 
 import jax_fused_topk
-from jax_fused_topk import _ffi
+from jax_fused_topk import _ffi, _partition, _warn
 
 MIB = 1 << 20
 
@@ -155,9 +157,88 @@ def test_lowers_for_cuda_on_any_machine(operation):
 def test_without_cuda_kernels_a_gpu_gets_the_reference(monkeypatch, operation):
     monkeypatch.setattr(_ffi, "_cuda", None)
     f, operands = OPERATIONS[operation]
-    with pytest.warns(UserWarning, match="this installation has no CUDA kernels"):
+    with pytest.warns(UserWarning, match="this installation has no CUDA kernels") as seen:
         text = lowered_for("cuda", f, *operands)
     assert targets(text) == []
+    assert_here(seen)
+
+
+def assert_here(seen):
+    """One warning, at the line of this file that lowers."""
+    lines, first = inspect.getsourcelines(lowered_for)
+    (warning,) = seen
+    assert warning.filename == __file__
+    assert first <= warning.lineno < first + len(lines)
+
+
+OUTSIDE = {
+    "index_topk": (
+        functools.partial(index_topk, topk=10),
+        shapes(8, 500, dim=20),
+        r"index_topk runs on a GPU as plain jnp, .*: D must be a multiple of 16 up to 256, got 20$",
+    ),
+    "index_scores": (
+        index_scores,
+        shapes(8, 500, heads=257),
+        r"index_scores runs on a GPU as plain jnp, .*: H must be 1 to 256, got 257$",
+    ),
+    "top_k": (
+        lambda x: jax_fused_topk.top_k(x, 70_000),
+        (jax.ShapeDtypeStruct((1, 80_000), jnp.float32),),
+        r'top_k runs on a GPU as plain jnp, .*: k must be at most 65536 for order="score", got',
+    ),
+}
+
+
+@pytest.mark.parametrize("operation", OUTSIDE)
+def test_a_call_that_no_cuda_kernel_serves_warns_with_the_reason(monkeypatch, operation):
+    """Once, at the user's line, whether CUDA was compiled here or not."""
+    if not _ffi.has_cuda():
+        monkeypatch.setattr(_ffi, "_cuda", runners.CUDA_LIMITS)
+    _ffi.cuda_index_limit.cache_clear()
+    f, operands, message = OUTSIDE[operation]
+    with pytest.warns(UserWarning, match=message) as seen:
+        text = lowered_for("cuda", f, *operands)
+    assert targets(text) == []
+    assert_here(seen)
+    with warnings.catch_warnings():  # on a CPU it is served
+        warnings.simplefilter("error")
+        assert targets(lowered_for("cpu", f, *operands)) == [operation]
+    _ffi.cuda_index_limit.cache_clear()
+
+
+def test_a_warning_repeats_at_no_line(monkeypatch):
+    """Two compilations at one line, with Python's own filter."""
+    monkeypatch.setattr(_ffi, "_cuda", None)
+    f, operands = OPERATIONS["index_topk"]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            lowered_for("cuda", f, *operands)
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("transform", ["eager", "jit", "scan", "vmap"])
+def test_a_warning_skips_the_frames_of_jax(monkeypatch, transform):
+    """However many lie between the call and the user's line."""
+    # A warning on a CPU, from what looks like a line of the package.
+    names = {"warn_user": _warn.warn_user}
+    exec(compile("def applies(ctx): warn_user('while lowering')", _warn.__file__, "exec"), names)
+    monkeypatch.setattr(_partition, "applies", names["applies"])
+    x = jnp.arange(24.0).reshape(2, 12)
+    top_k = functools.partial(jax_fused_topk.top_k, k=5)
+    run = {
+        "eager": top_k,
+        "jit": jax.jit(lambda x: top_k(x)),
+        "scan": functools.partial(jax.lax.scan, lambda c, row: (c, top_k(row)), None),
+        "vmap": jax.vmap(top_k),
+    }[transform]
+    jax.clear_caches()  # what other tests have lowered
+    with pytest.warns(UserWarning, match="^while lowering$") as seen:
+        run(x)
+        here = inspect.currentframe().f_lineno - 1
+    places = {(warning.filename, warning.lineno) for warning in seen}
+    assert places == {(__file__, here)}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
@@ -207,7 +288,8 @@ def test_the_box_that_cuda_serves(heads, dim, topk, served):
     if not jax_fused_topk.build_info()["cuda"]:
         pytest.skip(f"no CUDA kernels: {jax_fused_topk.build_info()['cuda_error']}")
     f = functools.partial(index_topk, topk=topk)
-    text = lowered_for("cuda", f, *shapes(8, 500, heads, dim))
+    with contextlib.nullcontext() if served else pytest.warns(UserWarning, match=r"must be .* got"):
+        text = lowered_for("cuda", f, *shapes(8, 500, heads, dim))
     assert targets(text) == (["index_topk"] if served else [])
 
 
