@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 SCORED_DTYPES = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.bfloat16))
 TOP_K_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
@@ -31,7 +32,8 @@ def _wrong(function: str, name: str, expected: str, got: object) -> str:
 
 
 def _dtype_names(dtypes: tuple[np.dtype, ...]) -> str:
-    return " or ".join(d.name for d in dtypes)
+    *others, last = (d.name for d in dtypes)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def _expect_dtype(
@@ -42,16 +44,27 @@ def _expect_dtype(
         raise TypeError(_wrong(function, name, f"have dtype {_dtype_names(dtypes)}", got))
 
 
+def _expect_float32(function: str, name: str, x: jax.Array) -> None:
+    hint = " (.astype(jnp.float32))" if jnp.issubdtype(x.dtype, jnp.floating) else ""
+    _expect_dtype(function, name, x, (jnp.dtype(jnp.float32),), hint)
+
+
 def _expect_shape(
-    function: str, name: str, x: jax.Array, shape: tuple[int, ...], meaning: str
+    function: str, name: str, x: jax.Array, shape: tuple[int, ...], meaning: str, hint: str = ""
 ) -> None:
     if x.shape != shape:
-        raise ValueError(
-            _wrong(function, name, f"have shape {meaning} = {list(shape)}", list(x.shape))
-        )
+        got = f"{list(x.shape)}{hint}"
+        raise ValueError(_wrong(function, name, f"have shape {meaning} = {list(shape)}", got))
 
 
-def _array(function: str, name: str, value: Any) -> jax.Array:
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether `jnp.broadcast_to` would make `shape` of it."""
+    ends = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, whole) for size, whole in ends)
+
+
+def check_array(function: str, name: str, value: Any) -> jax.Array:
+    """Returns `value` as an array; raises TypeError, naming the argument, if it is none."""
     try:
         return jnp.asarray(value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -81,15 +94,27 @@ def check_count(function: str, name: str, value: Any, lowest: int) -> int:
     """
     try:
         count = operator.index(value)
-    except TypeError as error:
+    except TypeError:
+        count = None
+    if count is None or isinstance(value, bool):  # a bool is an int to Python
         traced = "a traced array; mark it static under jit"
         got = traced if isinstance(value, jax.core.Tracer) else f"{value!r:.60}"
-        raise TypeError(_wrong(function, name, "be a Python int", got)) from error
+        raise TypeError(_wrong(function, name, "be a Python int", got))
     if count < lowest:
         raise ValueError(_wrong(function, name, f"be at least {lowest}", count))
     if count > MAX_KEYS:
         raise ValueError(_wrong(function, name, "be at most 2**31 - 1", count))
     return count
+
+
+def check_size(function: str, name: str, value: Any) -> Any:
+    """Returns an array's size: an int of at least 0, or a symbolic one of `jax.export`.
+
+    Raises:
+      TypeError: if it is neither.
+      ValueError: if it is negative.
+    """
+    return value if export.is_symbolic_dim(value) else check_count(function, name, value, 0)
 
 
 def check_flag(function: str, name: str, value: Any) -> bool:
@@ -111,9 +136,10 @@ def _range_or_default(
     if wide and not jax.config.jax_enable_x64:  # jnp.asarray would drop the upper bits
         limits = np.iinfo(np.int32)
         value = np.clip(value, limits.min, limits.max).astype(np.int32)
-    x = _array(function, name, value)
+    x = check_array(function, name, value)
     _expect_dtype(function, name, x, (jnp.dtype(jnp.int32),))
-    _expect_shape(function, name, x, shape, meaning)
+    hint = " (jnp.broadcast_to)" if _broadcasts(x.shape, shape) else ""
+    _expect_shape(function, name, x, shape, meaning, hint)
     return x
 
 
@@ -129,11 +155,14 @@ def check_index(
     Raises:
       TypeError, ValueError: naming the argument, what was expected and what came.
     """
-    q, k, weights = (_array(function, n, x) for n, x in (("q", q), ("k", k), ("weights", weights)))
+    q, k, weights = (
+        check_array(function, n, x) for n, x in (("q", q), ("k", k), ("weights", weights))
+    )
     hint = "" if q.dtype != jnp.float32 else " (see quantize_fp8)"
     _expect_dtype(function, "q", q, SCORED_DTYPES, hint)
-    _expect_dtype(function, "k", k, (q.dtype,), " where q decides")
-    _expect_dtype(function, "weights", weights, (jnp.dtype(jnp.float32),))
+    if k.dtype != q.dtype:
+        raise TypeError(_wrong(function, "k", f"have q's dtype, {q.dtype.name}", k.dtype.name))
+    _expect_float32(function, "weights", weights)
     if q.ndim < 3:
         raise ValueError(_wrong(function, "q", "have shape [*B, Q, H, D]", list(q.shape)))
     *batch, queries, heads, dim = q.shape
@@ -151,8 +180,8 @@ def check_index(
     if k_scale is None:
         k_scale = jnp.ones((*batch, keys), jnp.float32)
     else:
-        k_scale = _array(function, "k_scale", k_scale)
-        _expect_dtype(function, "k_scale", k_scale, (jnp.dtype(jnp.float32),))
+        k_scale = check_array(function, "k_scale", k_scale)
+        _expect_float32(function, "k_scale", k_scale)
         _expect_shape(function, "k_scale", k_scale, (*batch, keys), "[*B, N]")
     rows = (*batch, queries)
     starts = _range_or_default(function, "starts", starts, rows, "[*B, Q]", 0)
@@ -165,30 +194,30 @@ def check_index(
 class TopKOperands(NamedTuple):
     """The operands of `top_k` with their leading dimensions flattened."""
 
-    x: jax.Array  # [R, N]
+    operand: jax.Array  # [R, N]
     starts: jax.Array  # [R] int32
     ends: jax.Array  # [R] int32
 
 
 def check_top_k(
-    function: str, x: Any, k: int, axis: Any, starts: Any, ends: Any
+    function: str, operand: Any, k: int, axis: Any, starts: Any, ends: Any
 ) -> tuple[tuple[int, ...], TopKOperands]:
-    """Checks the operands of `top_k`; returns *B and the operands flattened to rows.
+    """Checks the arguments of `top_k`; returns *B and the operands flattened to rows.
 
     Raises:
       TypeError, ValueError: naming the argument, what was expected and what came.
     """
-    x = _array(function, "x", x)
-    _expect_dtype(function, "x", x, TOP_K_DTYPES)
+    x = check_array(function, "operand", operand)
+    _expect_dtype(function, "operand", x, TOP_K_DTYPES)
     if x.ndim < 1:
-        raise ValueError(_wrong(function, "x", "have at least one dimension", list(x.shape)))
+        raise ValueError(_wrong(function, "operand", "have at least one dimension", list(x.shape)))
     if axis not in (-1, x.ndim - 1):
         wanted = f"be the last one, -1 or {x.ndim - 1}; move it there with jnp.moveaxis"
         raise ValueError(_wrong(function, "axis", wanted, repr(axis)))
     *batch, keys = x.shape
-    _expect_keys(function, "x", keys)
+    _expect_keys(function, "operand", keys)
     if isinstance(keys, int) and k > keys:
-        raise ValueError(_wrong(function, "k", f"be at most x's last dimension, {keys}", k))
+        raise ValueError(_wrong(function, "k", f"be at most operand's last dimension, {keys}", k))
     starts = _range_or_default(function, "starts", starts, tuple(batch), "[*B]", 0)
     ends = _range_or_default(function, "ends", ends, tuple(batch), "[*B]", keys)
     rows = math.prod(batch)
@@ -212,7 +241,8 @@ def check_selected(
     Raises:
       TypeError, ValueError: naming the argument, what was expected and what came.
     """
-    x, indices = jnp.asarray(x), jnp.asarray(indices)
+    x = check_array(function, name, x)
+    indices = check_array(function, "indices", indices)
     _expect_dtype(function, "indices", indices, (jnp.dtype(jnp.int32),))
     if indices.ndim < 2:
         raise ValueError(_wrong(function, "indices", "have shape [*B, Q, K]", list(indices.shape)))

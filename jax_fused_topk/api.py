@@ -118,7 +118,7 @@ def index_scores(
 
 
 def top_k(
-    x: jax.Array,  # [*B, N] float32 | bfloat16 | float16
+    operand: jax.Array,  # [*B, N] float32 | bfloat16 | float16
     k: int,
     *,
     axis: int = -1,
@@ -132,10 +132,10 @@ def top_k(
     IEEE total order of the values' bits, as `jax.lax.top_k` has it on a CPU: +NaN
     first, -NaN last, +0 before -0, equal values by lower index.  (XLA merges the
     payloads of bfloat16 NaNs; here they count and are returned as they came.)
-    Differentiable in x.
+    Differentiable in operand.
 
     Args:
-      x: [*B, N] float32, bfloat16 or float16.
+      operand: [*B, N] float32, bfloat16 or float16.
       k: how many, 0 to N, static.
       axis: the last axis only, as -1 or its number.
       starts: [*B] int32, first valid key of each row, clamped to [0, N]; 0 if None.
@@ -145,7 +145,7 @@ def top_k(
       implementation: "cuda", "cpu" or "reference"; None picks by platform and shape.
 
     Returns:
-      (values of x's dtype, indices int32), each [*B, k].  A row with n < k valid
+      (values of operand's dtype, indices int32), each [*B, k].  A row with n < k valid
       keys holds them all, then -inf and -1.
 
     Raises:
@@ -153,7 +153,7 @@ def top_k(
     """
     k = _checks.check_count("top_k", "k", k, 0)
     _checks.check_choice("top_k", "order", order, _checks.ORDER_NAMES)
-    batch, operands = _checks.check_top_k("top_k", x, k, axis, starts, ends)
+    batch, operands = _checks.check_top_k("top_k", operand, k, axis, starts, ends)
     primitives.check_top_k_implementation(implementation, k, order)
     values, indices = primitives.top_k_p.bind(
         *operands, k=k, order=order, implementation=implementation

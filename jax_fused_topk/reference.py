@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_fused_topk import _checks
+from jax_fused_topk import _checks, derivatives
 from jax_fused_topk._vary import vary_like
 
 ROW_BLOCK = 64
@@ -58,14 +58,17 @@ def index_topk(
     order: Literal["index", "score", "any"] = "index",
     return_scores: bool = False,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """`jax_fused_topk.index_topk` in plain jnp; the same arguments and results."""
+    """`jax_fused_topk.index_topk` in plain jnp; the same arguments, results and derivative."""
     topk = _checks.check_count("index_topk", "topk", topk, 1)
     _checks.check_choice("index_topk", "order", order, _checks.ORDER_NAMES)
+    return_scores = _checks.check_flag("index_topk", "return_scores", return_scores)
     batch, operands = _checks.check_index("index_topk", q, k, weights, k_scale, starts, ends)
-    scores, indices = flat_index_topk(*operands, topk=topk, order=order)
+    scores, indices = flat_index_topk(*lax.stop_gradient(operands), topk=topk, order=order)
     rows = (*batch, operands.q.shape[1], topk)
-    scores, indices = scores.reshape(rows), indices.reshape(rows)
-    return (scores, indices) if return_scores else indices
+    if not return_scores:
+        return indices.reshape(rows)
+    scores = derivatives.differentiable_scores(scores, indices, *operands[:4])
+    return scores.reshape(rows), indices.reshape(rows)
 
 
 def index_scores(
@@ -77,14 +80,21 @@ def index_scores(
     starts: jax.Array | None = None,
     ends: jax.Array | None = None,
 ) -> jax.Array:
-    """`jax_fused_topk.index_scores` in plain jnp; the same arguments and results."""
+    """`jax_fused_topk.index_scores` in plain jnp; the same arguments and results.
+
+    Unlike that one it is differentiable in q, k, weights and k_scale (float8 q and k are
+    constants), for small sizes: the way back holds [Q, H, N], and a NaN outside a row's range
+    reaches the row's gradient.
+    """
     batch, operands = _checks.check_index("index_scores", q, k, weights, k_scale, starts, ends)
+    q, k = derivatives.stop_float8(operands.q, operands.k)
+    operands = operands._replace(q=q, k=k)
     scores = flat_index_scores(*operands)
     return scores.reshape(*batch, *scores.shape[1:])
 
 
 def top_k(
-    x: jax.Array,
+    operand: jax.Array,
     k: int,
     *,
     axis: int = -1,
@@ -92,11 +102,12 @@ def top_k(
     ends: jax.Array | None = None,
     order: Literal["index", "score", "any"] = "score",
 ) -> tuple[jax.Array, jax.Array]:
-    """`jax_fused_topk.top_k` in plain jnp; the same arguments and results."""
+    """`jax_fused_topk.top_k` in plain jnp; the same arguments, results and derivative."""
     k = _checks.check_count("top_k", "k", k, 0)
     _checks.check_choice("top_k", "order", order, _checks.ORDER_NAMES)
-    batch, operands = _checks.check_top_k("top_k", x, k, axis, starts, ends)
-    values, indices = flat_top_k(*operands, k=k, order=order)
+    batch, operands = _checks.check_top_k("top_k", operand, k, axis, starts, ends)
+    values, indices = flat_top_k(*lax.stop_gradient(operands), k=k, order=order)
+    values = derivatives.differentiable_values(values, indices, operands.operand)
     return values.reshape(*batch, k), indices.reshape(*batch, k)
 
 
@@ -249,7 +260,7 @@ def _block_scores(rows: _Rows, keys: _Keys) -> tuple[jax.Array, jax.Array]:
             precision=lax.Precision.HIGHEST,
             preferred_element_type=jnp.float32,
         )
-        return total + weight[:, None] * jnp.maximum(dots, 0), None  # NaN stays NaN
+        return total + weight[:, None] * jax.nn.relu(dots), None  # NaN stays NaN
 
     zero = jnp.zeros((rows.q.shape[0], keys.k.shape[0]), jnp.float32)
     heads = (jnp.swapaxes(rows.q, 0, 1), rows.weights.T)
@@ -261,8 +272,14 @@ def _block_scores(rows: _Rows, keys: _Keys) -> tuple[jax.Array, jax.Array]:
 
 def _canonical(scores: jax.Array) -> jax.Array:
     """Every NaN becomes one positive NaN, -0 becomes +0."""
-    scores = jnp.where(scores == 0, 0, scores)
-    return jnp.where(jnp.isnan(scores), jnp.nan, scores)
+    canonical = jnp.where(scores == 0, 0, scores)
+    canonical = jnp.where(jnp.isnan(scores), jnp.nan, canonical)
+    return _with_tangent_of(canonical, scores)
+
+
+# A score of zero has its sum's gradient, which `where` would drop.
+_with_tangent_of = jax.custom_jvp(lambda canonical, scores: canonical)
+_with_tangent_of.defjvps(None, lambda tangent, out, canonical, scores: tangent)
 
 
 def _order_key(x: jax.Array) -> jax.Array:

@@ -240,6 +240,16 @@ def test_only_the_last_axis(axis):
         jax_fused_topk.top_k(jnp.zeros((2, 3, 4)), 2, axis=axis)
 
 
+def test_parameters_have_the_names_of_lax_top_k():
+    """Of `operand` and `k`, in this order, here and in the reference."""
+    x = jnp.arange(12.0).reshape(3, 4)
+    expected = jax.lax.top_k(operand=x, k=2)
+    for function in (jax_fused_topk.top_k, jax_fused_topk.reference.top_k):
+        for got in (function(operand=x, k=2), function(x, 2)):
+            for g, e in zip(got, expected, strict=True):
+                oracles.assert_same(g, e)
+
+
 def test_the_last_axis_by_number():
     x = jnp.arange(24.0).reshape(2, 3, 4)
     for axis in (-1, 2):
