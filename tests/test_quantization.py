@@ -166,6 +166,67 @@ def test_errors():
         jax_fused_topk.quantize_fp8(jnp.ones(4), scale="ue8m0")
 
 
+@pytest.mark.parametrize(
+    ("x", "axis", "error", "message"),
+    [
+        (None, -1, TypeError, "x must be an array, got NoneType"),
+        (1.5, -1, ValueError, r"x must have at least one dimension, got \[\]"),
+        (np.ones((2, 3)), 2, ValueError,
+         r"axis must be from -2 to 1 as x has shape \[2, 3\], got 2"),
+        (np.ones((2, 3)), -3, ValueError, r"axis must be from -2 to 1 .*, got -3"),
+        (np.ones((2, 3)), None, TypeError, "axis must be a Python int, got None"),
+        (np.ones((2, 3)), (0, 1), TypeError, r"axis must be a Python int, got \(0, 1\)"),
+        (np.ones((2, 0)), -1, ValueError,
+         r"x must have at least one element along axis -1, got shape \[2, 0\]"),
+    ],
+)  # fmt: skip
+def test_errors_of_axes(x, axis, error, message):
+    with pytest.raises(error, match=f"^quantize_fp8: {message}"):
+        jax_fused_topk.quantize_fp8(x, axis=axis)
+
+
+def test_no_vectors_to_quantise():
+    values, scales = jax_fused_topk.quantize_fp8(jnp.ones((0, 3)))
+    assert (values.shape, scales.shape) == ((0, 3), (0,))
+
+
+@pytest.mark.parametrize("scale", ["float32", "power_of_two"])
+def test_both_results_are_constants(scale):
+    """Neither values nor scales carry a gradient: x's is 0, whatever is made of them."""
+    x = np.random.default_rng(6).standard_normal((5, 8)).astype(np.float32)
+
+    def dequantised(x):
+        values, scales = jax_fused_topk.quantize_fp8(x, scale=scale)
+        return values.astype(jnp.float32) * scales[:, None]
+
+    got, tangent = jax.jvp(dequantised, (x,), (np.ones_like(x),))
+    assert np.abs(got - x).max() < 0.2
+    assert not np.any(tangent)
+    assert not np.any(jax.grad(lambda x: jnp.sum(x * dequantised(x)))(x) - dequantised(x))
+
+
+def test_scales_folded_into_weights_train_the_weights_alone():
+    """README's example: q, quantised, gets no gradient through weights * q_scale."""
+    rng = np.random.default_rng(7)
+    q, k, weights = (
+        jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        for shape in ((4, 2, 16), (9, 16), (4, 2))
+    )
+
+    def loss(q, k, weights):
+        q8, q_scale = jax_fused_topk.quantize_fp8(q)
+        k8, k_scale = jax_fused_topk.quantize_fp8(k)
+        scores, _ = jax_fused_topk.index_topk(
+            q8, k8, weights * q_scale, topk=5, k_scale=k_scale, return_scores=True
+        )
+        return jnp.sum(scores)
+
+    of_q, of_k, of_weights = jax.grad(loss, argnums=(0, 1, 2))(q, k, weights)
+    assert not np.any(of_q) and not np.any(of_k)
+    # The scores are linear in the weights, so long as the choice stays.
+    np.testing.assert_allclose(jnp.vdot(of_weights, weights), loss(q, k, weights), rtol=1e-5)
+
+
 def test_scaling_all_keys_alike_keeps_the_choice(implementation):
     x = inputs.random(5, 6, 400)
     scaled = x._replace(k_scale=x.k_scale * 8)
