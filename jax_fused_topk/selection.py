@@ -26,7 +26,7 @@ def gather_selected(
       [*B, Q, K, ...] of x's dtype.
 
     Raises:
-      TypeError: if the indices are not int32.
+      TypeError: if x is no array or the indices are not int32.
       ValueError: if a shape cannot work.
     """
     x, indices = _checks.check_selected("gather_selected", "x", x, indices, indexed=1)
@@ -56,16 +56,16 @@ def scatter_selected(
     Args:
       updates: one row for each choice, [*B, Q, K, ...], of any numeric dtype.
       indices: [*B, Q, K] int32; any outside [0, num_keys) is dropped.
-      num_keys: N, at least 0, static.
+      num_keys: N, at least 0, static; symbolic under `jax.export` if need be.
 
     Returns:
       [*B, N, ...] of the updates' dtype.
 
     Raises:
-      TypeError: if the indices are not int32 or num_keys is not an int.
+      TypeError: if the updates are no array, the indices are not int32 or num_keys is not an int.
       ValueError: if a shape or num_keys cannot work.
     """
-    keys = _checks.check_count("scatter_selected", "num_keys", num_keys, 0)
+    keys = _checks.check_size("scatter_selected", "num_keys", num_keys)
     updates, indices = _checks.check_selected(
         "scatter_selected", "updates", updates, indices, indexed=2
     )
@@ -81,4 +81,4 @@ def scatter_selected(
 
 def _past_the_end(indices: jax.Array, keys: int) -> jax.Array:
     """Negative indices become N: JAX counts those from the end, but fills or drops this one."""
-    return jnp.where(indices < 0, jnp.int32(keys), indices)
+    return jnp.where(indices < 0, jnp.asarray(keys, jnp.int32), indices)

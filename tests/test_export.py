@@ -1,6 +1,7 @@
 """jax.export: the ready-made checks, and programs that another process loads and runs."""
 
 import functools
+import inspect
 import itertools
 import subprocess
 import sys
@@ -133,6 +134,40 @@ def test_symbolic_sizes(sizes, platforms, tmp_path):
         assert_same_results(got, operands)
 
 
+def causal(q, k, weights):
+    """Causal choices, how often each key was chosen, and the chosen keys' first element."""
+    k = k.astype(jnp.bfloat16)
+    ends = jax_fused_topk.causal_ends(q.shape[1], k.shape[1])
+    ends = jnp.broadcast_to(ends, q.shape[:2])
+    indices = jax_fused_topk.index_topk(q.astype(jnp.bfloat16), k, weights, topk=20, ends=ends)
+    times = jax_fused_topk.scatter_selected(jnp.ones(indices.shape, jnp.int32), indices, k.shape[1])
+    return indices, times, jax_fused_topk.gather_selected(k[..., 0], indices)
+
+
+@pytest.mark.parametrize("platforms", PLATFORMS)
+def test_symbolic_sizes_of_a_causal_call(platforms):
+    """causal_ends and scatter_selected take the sizes that the program does not know."""
+    b, q, n = export.symbolic_shape("b, q, n")
+    arguments = [
+        jax.ShapeDtypeStruct(shape, np.float32) for shape in ((b, q, 4, 16), (b, n, 16), (b, q, 4))
+    ]
+    exported = export.export(
+        jax.jit(causal), platforms=platforms, disabled_checks=jax_fused_topk.EXPORT_CHECKS
+    )(*arguments)
+    with jax.default_device(jax.devices("cpu")[0]):
+        for batch, queries, keys in ((1, 8, 300), (3, 70, 70), (2, 9, 5)):
+            x = inputs.integer(6, queries, keys, 4, 16, batch=(batch,))
+            operands = (x.q.astype(np.float32), x.k.astype(np.float32), x.weights)
+            got = jax.jit(exported.call)(*operands)
+            for g, e in zip(got, jax.jit(causal)(*operands), strict=True):
+                oracles.assert_same(g, e)
+            ends = np.maximum(np.arange(queries) + 1 + keys - queries, 0)
+            used = np.asarray(got[0]) >= 0
+            assert np.all(used.sum(-1) == np.minimum(ends, 20))
+            assert np.all(np.asarray(got[0]).max(-1) < np.maximum(ends, 1))
+            assert np.asarray(got[1]).sum() == used.sum()
+
+
 @pytest.mark.gpu
 def test_symbolic_sizes_on_a_gpu(cuda):
     shapes = ("b, q, 4, 16", "b, n, 16", "b, q, 4", "b, n", "b, q")
@@ -183,6 +218,27 @@ def test_symbolic_sizes_get_enough_workspace():
                 assert enough <= _workspace.top_k_bytes(q, n, k, order) < 2**29
                 for rows in sizes:
                     assert _workspace.top_k_bytes(rows, keys, k, order) <= enough
+
+
+@pytest.mark.skipif(not jax_fused_topk.build_info()["cuda"], reason="built without CUDA kernels")
+def test_symbolic_sizes_hold_the_workspace_that_is_documented():
+    """Of K = 2048, to the nearest 10 MiB."""
+    b, q, n = export.symbolic_shape("b, q, n")
+    most = {True: set(), False: set()}
+    for dtype, heads, dim in itertools.product(
+        (jnp.float8_e4m3fn, jnp.bfloat16), (1, 16, 32, 64, 128), (64, 128, 256)
+    ):
+        aval = jax.core.ShapedArray((b, q, heads, dim), dtype)
+        size = max(
+            _workspace.index_topk_bytes(aval, n, 2048, order, return_scores)
+            for order in _ffi.ORDERS.values()
+            for return_scores in (False, True)
+        )
+        hopper = dtype == jnp.float8_e4m3fn and dim == 128 and heads in (32, 64)
+        most[hopper].add(round(size / 2**20, -1))
+    assert most == {True: {420}, False: {160}}
+    text = inspect.getsource(jax_fused_topk.exporting)
+    assert "at 2048, 420 MiB for\nfloat8 with D = 128 and H of 32 or 64, and 160 MiB for" in text
 
 
 def test_without_the_checks_export_refuses():

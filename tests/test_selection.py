@@ -157,6 +157,8 @@ def test_x64_changes_nothing():
         (whole(3, 7), INDICES[None], ValueError,
          r"x must have shape \[\*B, N, ...\] as indices \[1, 5, 4\] has, got \[3, 7\]"),
         (np.float32(1), INDICES, ValueError, r"x must have shape .*, got \[\]"),
+        (None, INDICES, TypeError, "x must be an array, got NoneType"),
+        (whole(7), None, TypeError, "indices must be an array, got NoneType"),
     ],
 )  # fmt: skip
 def test_gather_errors(x, indices, error, message):
