@@ -5,13 +5,14 @@ calls by themselves.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_fused_topk import _checks, api, derivatives
+from jax_fused_topk import _checks, api, derivatives, primitives
 from jax_fused_topk._vary import vary_like
 
 _NAME = "index_topk_sharded_keys"
@@ -59,16 +60,19 @@ def index_topk_sharded_keys(
       and typed so; with `return_scores`, (scores float32, indices).
 
     Raises:
-      NameError: if `axis_name` is not an axis of a surrounding `jax.shard_map`.
+      NameError: if `axis_name` names what is no axis of a surrounding `jax.shard_map`.
       ValueError: if the devices hold 2**31 keys or more together.
-      TypeError, ValueError, RuntimeError, NotImplementedError: as `index_topk`.
+      TypeError, ValueError, RuntimeError, NotImplementedError: as `index_topk`; TypeError also
+        if `axis_name` is not made of names.
     """
     topk = _checks.check_count(_NAME, "topk", topk, 1)
     _checks.check_choice(_NAME, "order", order, _checks.ORDER_NAMES)
-    axis_names = axis_name if isinstance(axis_name, str) else tuple(axis_name)
-    devices = int(lax.axis_size(axis_names))
+    return_scores = _checks.check_flag(_NAME, "return_scores", return_scores)
+    axis_names, devices = _check_axes(axis_name)
     batch, operands = _checks.check_index(_NAME, q, k, weights, k_scale, starts, ends)
     held = operands.k.shape[1]
+    topk_held = min(topk, max(held, 1))
+    primitives.check_implementation(_NAME, implementation, operands, topk_held)
     if devices * held > _checks.MAX_KEYS:
         wanted = f"{_NAME}: k must have at most 2**31 - 1 keys on all {devices} devices together"
         raise ValueError(f"{wanted}, got {devices} * {held}")
@@ -76,13 +80,15 @@ def index_topk_sharded_keys(
     first = lax.axis_index(axis_names) * held
     rows = (*batch, operands.q.shape[1])
     limit = np.int32(devices * held)
-    begin = jnp.zeros(rows, jnp.int32) if starts is None else jnp.clip(starts, 0, limit)
-    end = jnp.full(rows, limit) if ends is None else jnp.clip(ends, 0, limit)
+    begin = jnp.clip(operands.starts.reshape(rows), 0, limit)
+    end = jnp.full(rows, limit)
+    if ends is not None:
+        end = jnp.clip(operands.ends.reshape(rows), 0, limit)
     # Ascending indices: the gathered pairs of a row then ascend as a whole.
     # They carry no derivative: the merged scores get theirs below.
     values = lax.stop_gradient((q, k, weights))
     scores, indices = api.index_topk(
-        *values, topk=min(topk, max(held, 1)), k_scale=lax.stop_gradient(k_scale),
+        *values, topk=topk_held, k_scale=lax.stop_gradient(k_scale),
         starts=begin - first, ends=end - first,
         order="index", return_scores=True, implementation=implementation,
     )  # fmt: skip
@@ -93,12 +99,25 @@ def index_topk_sharded_keys(
     return _differentiable(scores, indices - first, held, operands, axis_names), indices
 
 
+def _check_axes(axis_name: Any) -> tuple[tuple[str, ...], int]:
+    """Returns the axes' names and how many devices they have together."""
+    names = (axis_name,) if isinstance(axis_name, str) else axis_name
+    if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
+        wanted = "be the name of a mesh axis or a sequence of names"
+        raise TypeError(f"{_NAME}: axis_name must {wanted}, got {axis_name!r}")
+    try:
+        return tuple(names), int(lax.axis_size(tuple(names)))
+    except NameError as error:
+        wanted = "name mesh axes of a surrounding jax.shard_map"
+        raise NameError(f"{_NAME}: axis_name must {wanted}, got {axis_name!r}") from error
+
+
 def _differentiable(
     scores: jax.Array,  # [*B, Q, K], of all devices
     indices: jax.Array,  # [*B, Q, K], counted from this device's first key
     held: int,
     operands: _checks.IndexOperands,
-    axis_names: str | tuple[str, ...],
+    axis_names: tuple[str, ...],
 ) -> jax.Array:
     """`scores` with the derivative of `derivatives`: the sum of each device's own part."""
     mine = jnp.where((indices >= 0) & (indices < held), indices, -1)
@@ -114,7 +133,7 @@ _with_tangent_of.defjvps(None, lambda tangent, out, scores, zero: tangent)
 
 
 def _gather(
-    scores: jax.Array, indices: jax.Array, axis_names: str | tuple[str, ...]
+    scores: jax.Array, indices: jax.Array, axis_names: tuple[str, ...]
 ) -> tuple[jax.Array, jax.Array]:
     """[..., k] of each device -> [..., devices * k], in the devices' order, in one all-gather."""
     bits = jnp.where(indices < 0, _UNUSED, lax.bitcast_convert_type(scores, jnp.int32))

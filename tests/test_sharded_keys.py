@@ -7,11 +7,12 @@ import jax
 import numpy as np
 import oracles
 import pytest
+import runners
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_fused_topk
-from jax_fused_topk import index_topk_sharded_keys
+from jax_fused_topk import _ffi, index_topk_sharded_keys
 
 
 def mesh_of(shape=(4,), names=("x",)):
@@ -101,6 +102,18 @@ def test_ranges_and_scales_may_be_absent():
     oracles.assert_same(f(operands), on_one(x, topk=20))
 
 
+def test_ranges_may_be_lists():
+    x = inputs.with_ranges(inputs.integer(12, 12, 128, heads=3, dim=16), 13)
+    starts, ends = ([int(i) for i in a] for a in (x.starts, x.ends))
+    listed = jax.shard_map(
+        lambda q, k, w, s: index_topk_sharded_keys(
+            q, k, w, axis_name="x", topk=20, k_scale=s, starts=starts, ends=ends
+        ),
+        mesh=mesh_of(), in_specs=(P(), P("x"), P(), P("x")), out_specs=P(),
+    )  # fmt: skip
+    oracles.assert_same(jax.jit(listed)(*x[:4]), on_one(x, topk=20))
+
+
 def test_queries_over_a_second_axis_and_keys_over_two():
     x = inputs.with_ranges(inputs.random(6, 12, 128, heads=3, dim=16), 7)
     assert_as_one_device(x, mesh_of((2, 2), ("x", "y")), axis="x", rows="y", topk=20)
@@ -144,10 +157,26 @@ def test_a_batch_and_vmap():
         oracles.assert_same(jax.jit(mapped)(*x), expected)
 
 
-def test_errors_name_the_function_and_the_argument():
+def test_errors_name_the_function_and_the_argument(monkeypatch):
     x = inputs.integer(11, 4, 32, heads=2, dim=16)
-    with pytest.raises(NameError, match="nowhere"):
-        index_topk_sharded_keys(x.q, x.k, x.weights, axis_name="nowhere")
+    for axis in ("nowhere", ("nowhere",)):
+        message = "^index_topk_sharded_keys: axis_name must name mesh axes .* got .*nowhere"
+        with pytest.raises(NameError, match=message):
+            index_topk_sharded_keys(x.q, x.k, x.weights, axis_name=axis)
+    for axis in (0, None, (), ("x", 0)):
+        message = r"^index_topk_sharded_keys: axis_name must be the name of .* got [0N(]"
+        with pytest.raises(TypeError, match=message):
+            index_topk_sharded_keys(x.q, x.k, x.weights, axis_name=axis)
+    f, operands = on_devices(x, mesh_of(), return_scores=2)
+    with pytest.raises(TypeError, match=r"^index_topk_sharded_keys: return_scores must be True or"):
+        f(operands)
+    f, operands = on_devices(x, mesh_of(), implementation="gpu")
+    with pytest.raises(ValueError, match=r"^index_topk_sharded_keys: implementation must be one"):
+        f(operands)
+    monkeypatch.setattr(_ffi, "_cuda", runners.CUDA_LIMITS)
+    f, operands = on_devices(inputs.integer(14, 4, 32, dim=20), mesh_of(), implementation="cuda")
+    with pytest.raises(ValueError, match=r'^index_topk_sharded_keys: implementation="cuda" cannot'):
+        f(operands)
     f, operands = on_devices(x._replace(weights=x.weights[:, :1]), mesh_of())
     with pytest.raises(ValueError, match="index_topk_sharded_keys: weights must have shape"):
         f(operands)
