@@ -3,6 +3,8 @@
     python examples/dsa_attention.py                checks the block at small dimensions
     python examples/dsa_attention.py --benchmark    times it at DeepSeek-V3.2's, on a GPU
 
+On a CPU add `--small --lengths 1024 --chunk 256` to the second.
+
 The model is in `dsa/`.
 """
 
@@ -123,6 +125,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--chunk must be at least 1, got {args.chunk}")
     if args.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {args.repeats}")
+    if args.benchmark and not args.small and jax.default_backend() == "cpu":
+        parser.error(
+            "--benchmark needs a GPU at DeepSeek-V3.2's dimensions, and JAX found none; try "
+            "--benchmark --small --lengths 1024 --chunk 256"
+        )
     config = SMALL if args.small else DEEPSEEK_V32
     shortest = max(args.chunk, config.topk)
     if min(args.lengths) < shortest:

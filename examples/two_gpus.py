@@ -146,12 +146,17 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def find_devices(count: int, cpu: bool) -> list[jax.Device]:
-    """`count` devices of the default platform, or of the CPU.
+    """`count` devices of the CPU, or else of the default platform, which must be another.
 
     Raises:
       SystemExit: if there are fewer.
     """
     devices = jax.devices("cpu" if cpu else None)
+    if not cpu:
+        devices = [device for device in devices if device.platform != "cpu"]
+        if len(devices) < count:
+            advice = "try --cpu --queries 64 --keys 4096 --topk 256"
+            raise SystemExit(f"needs {count} GPUs, found {len(devices)}; {advice}")
     if len(devices) < count:
         raise SystemExit(f"--devices must be at most {len(devices)} here, got {count}: {devices}")
     return devices[:count]

@@ -5,6 +5,7 @@
 Writes the parts of results that its devices hold to NAME-RESULT-FIRST_ROW-DEVICE.npy.
 """
 
+import os
 import sys
 
 import inputs
@@ -45,10 +46,14 @@ def place(mesh, specs):
 
 
 def save(name, results):
+    """Returns the names of what it writes."""
+    written = []
     for i, result in enumerate(results):
         for part in result.addressable_shards:
             first = part.index[0].start or 0
-            np.save(f"{name}-{i}-{first}-{part.device.id}.npy", np.asarray(part.data))
+            written.append(f"{name}-{i}-{first}-{part.device.id}.npy")
+            np.save(written[-1], np.asarray(part.data))
+    return written
 
 
 def main(process, address):
@@ -62,16 +67,21 @@ def main(process, address):
     rows = (P("x"), P(), P("x"), P(), P("x"), P("x"))
     by_rows = place(mesh, rows)
     sharded = jax.jit(index_topk)
-    save("jit", sharded(*by_rows))
+    written = save("jit", sharded(*by_rows))
     assert "all-gather" not in sharded.lower(*by_rows).compile().as_text()
     mapped = jax.shard_map(index_topk, mesh=mesh, in_specs=rows, out_specs=P("x"))
-    save("shard_map", jax.jit(mapped)(*by_rows))
+    written += save("shard_map", jax.jit(mapped)(*by_rows))
 
     keys = (P(), P("x"), P(), P("x"), P(), P())
     merged = jax.shard_map(index_topk_sharded_keys, mesh=mesh, in_specs=keys, out_specs=P())
-    save("keys", jax.jit(merged)(*place(mesh, keys)))
+    written += save("keys", jax.jit(merged)(*place(mesh, keys)))
     jax.distributed.shutdown()
+    print(f"process {process} wrote {len(written)} files to {os.getcwd()}: {', '.join(written)}")
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        usage = f"usage: processes.py PROCESS ADDRESS, 0 to {PROCESSES - 1} and host:port"
+        print(usage, file=sys.stderr)
+        sys.exit(2)
     main(int(sys.argv[1]), sys.argv[2])

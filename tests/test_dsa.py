@@ -251,6 +251,18 @@ def test_cases_for_the_benchmarks():
     assert benchmark.same_keys(results["block index_topk"].indices, fused) > 0.9
 
 
+def test_script_refuses_the_models_dimensions_on_a_cpu(capsys, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    with pytest.raises(SystemExit) as exit_:
+        dsa_attention.main(["--benchmark"])
+    assert exit_.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "needs a GPU" in last and "--small --lengths 1024 --chunk 256" in last
+    # What it advises is taken.
+    advised = last[last.index("try ") + 4 :].split()
+    assert dsa_attention.parse_arguments(advised).small
+
+
 def test_script_refuses_lengths_below_the_chunk(capsys):
     with pytest.raises(SystemExit):
         dsa_attention.main(["--benchmark", "--small", "--lengths", "8", "--chunk", "16"])

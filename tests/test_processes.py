@@ -55,6 +55,10 @@ def parts(tmp_path_factory):
                 )
             )
     wait_for(running, logs)
+    for number, log in enumerate(logs):
+        last = log.read_text().splitlines()[-1]
+        assert last.startswith(f"process {number} wrote 12 files to {folder}: jit-0-"), last
+    assert len(list(folder.glob("*.npy"))) == 12 * processes.PROCESSES
 
     def load(name, i):
         paths = folder.glob(f"{name}-{i}-*.npy")
@@ -76,6 +80,12 @@ def test_as_one_process(parts, name, copies):
         assert firsts == sorted(list(range(0, len(expected), rows)) * copies)
         for first, part in got:
             oracles.assert_same(part, expected[first : first + rows], f"{name} from row {first}")
+
+
+def test_a_process_without_arguments_says_what_it_needs():
+    done = subprocess.run([sys.executable, processes.__file__], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "usage: processes.py PROCESS ADDRESS, 0 to 1 and host:port\n"
 
 
 def test_a_failing_process_ends_the_test(tmp_path):

@@ -76,3 +76,9 @@ def test_arguments(capsys):
         assert message in capsys.readouterr().err
     with pytest.raises(SystemExit, match="--devices must be at most 4 here, got 99"):
         two_gpus.find_devices(99, cpu=True)
+    gpus = sum(device.platform != "cpu" for device in jax.devices())
+    with pytest.raises(
+        SystemExit,
+        match=f"needs 99 GPUs, found {gpus}; try --cpu --queries 64 --keys 4096 --topk 256",
+    ):
+        two_gpus.find_devices(99, cpu=False)
