@@ -4,7 +4,7 @@ What lives where:
 
 - `api`: the public functions; `_checks`: the checks of their arguments.
 - `primitives`: the JAX primitives behind them, with lowering, batching and jvp.
-- `derivatives`: the gradient of the chosen scores.
+- `derivatives`: the gradients of the chosen scores and values.
 - `selection`: gather and scatter at chosen indices.
 - `exporting`: what `jax.export` must be told.
 - `sharding`: context parallelism, the keys shared out over devices.
@@ -13,6 +13,7 @@ What lives where:
 - `reference`: pure jnp, the oracle and the path for every other platform.
 - `quantization`, `ranges`: FP8 quantisation and row ranges.
 - `_vary`: types under `shard_map`.
+- `_warn`: warnings at the user's line.
 - `_ffi`: loads the compiled modules `_cpu` and `_cuda` and registers their handlers.
 """
 
@@ -25,6 +26,8 @@ from jax_fused_topk.quantization import quantize_fp8
 from jax_fused_topk.ranges import causal_ends
 from jax_fused_topk.selection import gather_selected, scatter_selected
 from jax_fused_topk.sharding import index_topk_sharded_keys
+
+__version__: str = build_info()["version"]
 
 __all__ = [
     "CHECKPOINT_NAMES",

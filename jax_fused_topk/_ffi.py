@@ -95,8 +95,8 @@ def build_info() -> dict[str, Any]:
     Returns:
       A dict of plain values: "version", "jax", "jaxlib", "target_version",
       "ffi_header_version" (major, minor), "cpu_isa", "cuda" (whether the kernels
-      load), "cuda_error", "cuda_toolkit" (major, minor), "cuda_architectures",
-      "registered" (platform -> custom-call targets).
+      load), "cuda_error", "cuda_toolkit" (major, minor), "cuda_architectures" (as CMake
+      names them: "90a-real"), "registered" (platform -> custom-call targets).
     """
     return {
         "version": importlib.metadata.version("jax_fused_topk"),
@@ -108,6 +108,6 @@ def build_info() -> dict[str, Any]:
         "cuda": _cuda is not None,
         "cuda_error": _cuda_error,
         "cuda_toolkit": tuple(_cuda.TOOLKIT_VERSION) if _cuda else None,
-        "cuda_architectures": _cuda.ARCHITECTURES if _cuda else None,
+        "cuda_architectures": tuple(_cuda.ARCHITECTURES.split(",")) if _cuda else None,
         "registered": {platform: list(names) for platform, names in _registered.items()},
     }

@@ -58,6 +58,7 @@ def test_build_info():
     }  # fmt: skip
     assert (info["jax"], info["jaxlib"]) == (jax.__version__, jax.lib.__version__)
     assert info["version"].count(".") >= 1
+    assert jax_fused_topk.__version__ == info["version"]
     assert info["target_version"].startswith("v")
     # A handler registers only where its headers are not newer than the runtime's 0.3.
     assert info["ffi_header_version"][0] == 0 and info["ffi_header_version"][1] >= 3
@@ -70,7 +71,12 @@ def test_build_info():
     assert info["registered"]["CUDA"] == (targets if info["cuda"] else [])
     assert info["cuda"] == (info["cuda_error"] is None)
     assert (info["cuda_toolkit"] is not None) == info["cuda"]
-    assert (info["cuda_architectures"] is not None) == info["cuda"]
+    if info["cuda"]:
+        architectures = info["cuda_architectures"]
+        assert isinstance(architectures, tuple) and len(architectures) > 1
+        assert all(a[:2].isdigit() for a in architectures)
+    else:
+        assert info["cuda_architectures"] is None
     # Plain values, made anew: a caller's change does not come back.
     info["registered"]["cpu"].clear()
     assert jax_fused_topk.build_info()["registered"]["cpu"] == targets
