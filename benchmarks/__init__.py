@@ -6,6 +6,8 @@ Measuring:
 - `suites`: shapes, inputs and implementations of each suite, as cases.
 - `inputs`: random, replay and unkind input sets.
 - `implementations`, `controls`: what runs side by side, and what is compared with an oracle.
+- `counts`: how often a sampled threshold misled.
+- `hopper_library`: compiles the kernels of the two.
 - `timing`, `trace`, `clocks`: interleaved rounds, device time from traces, clock and power.
 - `runs`: a suite's JSON lines and its table on the screen.
 

@@ -15,11 +15,8 @@ import importlib
 import sys
 from pathlib import Path
 
-from benchmarks import records, runs, suites
+from benchmarks import inputs, records, runs, suites
 
-ROOT = Path(__file__).resolve().parent.parent
-# The replay set lies beside a checkout, or inside it.
-REPLAY = next((p for p in (ROOT.parent, ROOT) if (p / "shared" / "replay").exists()), None)
 COMMANDS = ("tables", "figures", "compare", "counts")
 
 
@@ -49,7 +46,7 @@ def _run(arguments: list[str]) -> int:
     parser.add_argument(
         "--replay",
         type=Path,
-        default=REPLAY and REPLAY / "shared" / "replay",
+        default=inputs.REPLAY,
         help="folder of the replay set (%(default)s)",
     )
     parser.add_argument(

@@ -1,5 +1,5 @@
-// The indexer with parts of its work left out, for attribution: see controls.py, which
-// builds this file into a library of its own.
+// The indexer with parts of its work left out, for attribution: see controls.py and
+// hopper_library.py, which builds this file.
 
 #include <cuda_runtime_api.h>
 

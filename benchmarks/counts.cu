@@ -1,6 +1,6 @@
 // What the Hopper path leaves in its workspace: how often a sampled threshold misled, and
-// how many candidates came.  See counts.py, which builds this file, with the kernels'
-// sources, into a library of its own.
+// how many candidates came.  See counts.py and hopper_library.py, which builds this file with
+// the kernels' sources.
 
 #include <cuda_runtime.h>
 

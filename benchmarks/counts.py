@@ -17,8 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks import controls, inputs, sources
-from benchmarks.__main__ import REPLAY
+from benchmarks import hopper_library, inputs, sources
 from jax_fused_topk import _ffi
 
 TARGET = "jax_fused_topk_benchmark_count"
@@ -83,13 +82,14 @@ def main(arguments: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    replay = REPLAY and REPLAY / "shared" / "replay"
-    parser.add_argument("--replay", type=Path, default=replay, help="folder of the replay set")
+    parser.add_argument(
+        "--replay", type=Path, default=inputs.REPLAY, help="folder of the replay set (%(default)s)"
+    )
     parser.add_argument("--out", type=Path, help="file for JSON lines")
     args = parser.parse_args(arguments)
-    if not controls.on_hopper() or controls.find_nvcc() is None:
+    if not hopper_library.available():
         parser.error("counts needs a Hopper GPU and nvcc")
-    controls.register(TARGET, "JftCount", SOURCES)
+    hopper_library.register(TARGET, "JftCount", SOURCES)
     lines: list[dict[str, Any]] = []
     for kind, keys, data in cases(args.replay):
         line = {"source_sha256": sources.sha256(), "card": jax.devices()[0].device_kind}

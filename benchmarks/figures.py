@@ -11,10 +11,10 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from benchmarks import figure_data, sources
+from benchmarks import figure_data, inputs
 from benchmarks.figure_data import Data
 
-FOLDER = sources.ROOT / "docs" / "figures"
+FOLDER = inputs.ROOT / "docs" / "figures"
 SIZE, DPI = (8, 4.5), 200  # 1600 x 900 pixels, twice README's width
 
 # Okabe and Ito's palette, told apart without red-green vision; a marker of its own besides.

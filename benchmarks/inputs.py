@@ -21,6 +21,11 @@ HEADS, DIM = 64, 128
 REPLAY_QUERIES, REPLAY_KEYS = 4096, 163840  # what the replay set holds
 SETS = 2
 
+ROOT = Path(__file__).resolve().parent.parent
+_FOLDERS = [root / "shared" / "replay" for root in (ROOT.parent, ROOT)]
+REPLAY = next((folder for folder in _FOLDERS if folder.exists()), None)
+"""The replay set beside a checkout or inside it, None where there is none."""
+
 Operands = dict[str, jax.Array]
 
 

@@ -1,10 +1,6 @@
 """The digest of the kernel sources that a run's lines carry: the GPU receipt's."""
 
-from pathlib import Path
-
-from benchmarks.inputs import load_module
-
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.inputs import ROOT, load_module
 
 
 def sha256() -> str:

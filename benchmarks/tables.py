@@ -10,8 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import floors, records, sources
-from benchmarks.inputs import ADVERSARIAL
+from benchmarks import floors, inputs, records, sources
 from benchmarks.records import Line
 
 PAGES = ("docs/performance.md", "docs/sharding.md", "docs/model.md", "README.md")
@@ -235,7 +234,7 @@ def unkind(implementation: str) -> str:
             return ""
         return f"{digits(records.ms(line))} ({records.ratio(line, random):.2f})"
 
-    rows = [[kind, *(cell(case, kind) for case in cases)] for kind in ADVERSARIAL]
+    rows = [[kind, *(cell(case, kind) for case in cases)] for kind in inputs.ADVERSARIAL]
     return markdown(["rows", *(shape(case) for case in cases)], rows)
 
 
@@ -373,7 +372,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks tables", description=__doc__)
     parser.parse_args(arguments)
     for page in PAGES:
-        path: Path = sources.ROOT / page
+        path: Path = inputs.ROOT / page
         path.write_text(render(path.read_text()))
         print(f"wrote {path}")
     for suite in H200:

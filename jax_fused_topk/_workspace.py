@@ -3,14 +3,13 @@
 Under `jax.export` B, Q and N may be symbolic; they get a workspace that serves all.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
 from jax_fused_topk import _checks, _ffi
 
-# Buffers belong to CTAs, and no kernel gives one to more than this many.
+# top_k's buffers belong to CTAs, and it gives one to no more than this many.
 MAX_CTAS = 1024
 
 
@@ -37,14 +36,9 @@ def top_k_bytes(rows: Any, keys: Any, k: int, order: int) -> int:
     exact = _ffi.cuda_module().top_k_workspace_bytes
     if _concrete(rows, keys):
         return int(exact(rows, keys, k, order))
-    return _enough(lambda rows, keys: exact(rows, keys, k, order), keys)
+    keys = keys if _concrete(keys) else _checks.MAX_KEYS
+    return max(int(exact(count, keys, k, order)) for count in range(1, MAX_CTAS + 1))
 
 
 def _concrete(*sizes: Any) -> bool:
     return all(isinstance(size, int) for size in sizes)
-
-
-def _enough(exact: Callable[[int, int], int], keys: Any) -> int:
-    """The most that any number of blocks or rows needs."""
-    keys = keys if _concrete(keys) else _checks.MAX_KEYS
-    return max(int(exact(count, keys)) for count in range(1, MAX_CTAS + 1))

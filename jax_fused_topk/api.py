@@ -32,8 +32,8 @@ def index_topk(
     (DeepSeek-V3.2, the index score of DeepSeek Sparse Attention), accumulated in
     float32, h ascending, over the keys starts[t] <= s < ends[t].  The choice is
     exactly `jax.lax.top_k`'s over `index_scores` of the same implementation: NaN
-    above +inf, larger first, equal scores by lower index.  No [Q, N] array exists
-    on the way.
+    above +inf, larger first, equal scores by lower index.  Scratch memory is
+    bounded, whatever Q and N are: no [Q, N] array of JAX's exists on the way.
 
     No gradient flows through the indices.  The scores of `return_scores` are
     differentiable in q, k, weights and k_scale at constant indices; float8 q and k are

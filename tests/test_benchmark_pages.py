@@ -25,12 +25,12 @@ FILES = [path for path in FILES if path.stem not in OTHERS]
 
 @pytest.mark.parametrize("page", tables.PAGES)
 def test_pages_agree_with_the_committed_lines(page):
-    text = (sources.ROOT / page).read_text()
+    text = (inputs.ROOT / page).read_text()
     assert tables.render(text) == text, "run `python -m benchmarks tables`"
 
 
 def test_every_table_is_in_a_page():
-    text = "".join((sources.ROOT / page).read_text() for page in tables.PAGES)
+    text = "".join((inputs.ROOT / page).read_text() for page in tables.PAGES)
     missing = [name for name in tables.TABLES if f"<!-- table: {name} -->" not in text]
     assert missing == []
 

@@ -14,7 +14,17 @@ from conftest import SHARED
 from test_benchmark_records import line
 
 import jax_fused_topk
-from benchmarks import __main__, controls, counts, implementations, inputs, records, runs, suites
+from benchmarks import (
+    __main__,
+    controls,
+    counts,
+    hopper_library,
+    implementations,
+    inputs,
+    records,
+    runs,
+    suites,
+)
 
 
 def test_the_cpu_suite_from_the_command_line(tmp_path, capsys):
@@ -152,10 +162,12 @@ def test_controls_are_none_without_a_hopper_gpu():
         controls.control_call("memory", {})
 
 
-@pytest.mark.skipif(controls.find_nvcc() is None, reason="NO CUDA: nvcc was not found")
+@pytest.mark.skipif(hopper_library.find_nvcc() is None, reason="NO CUDA: nvcc was not found")
 def test_kernels_of_the_benchmarks_compile(tmp_path):
     found = (*controls.SOURCES, counts.SOURCES[0])
-    library = controls.compile_library(controls.find_nvcc(), tmp_path, found).read_bytes()
+    library = hopper_library.compile_library(
+        hopper_library.find_nvcc(), tmp_path, found
+    ).read_bytes()
     assert b"JftControl" in library and b"JftCount" in library
 
 
