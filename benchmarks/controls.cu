@@ -40,14 +40,9 @@ ffi::Error control(cudaStream_t stream, ffi::AnyBuffer q, ffi::AnyBuffer k, F32x
 }  // namespace
 }  // namespace jax_fused_topk
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JftControl, jax_fused_topk::control,
-                              ::xla::ffi::Ffi::Bind()
-                                  .Ctx<::xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<::xla::ffi::AnyBuffer>()
-                                  .Arg<::xla::ffi::AnyBuffer>()
-                                  .Arg<jax_fused_topk::F32x3>()
-                                  .Arg<jax_fused_topk::F32x2>()
-                                  .Arg<jax_fused_topk::S32x2>()
-                                  .Arg<jax_fused_topk::S32x2>()
-                                  .Attr<int32_t>("epilogue")
-                                  .Ret<::xla::ffi::BufferR1<::xla::ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    JftControl, jax_fused_topk::control,
+    jax_fused_topk::bind_index_inputs(
+        ::xla::ffi::Ffi::Bind().Ctx<::xla::ffi::PlatformStream<cudaStream_t>>())
+        .Attr<int32_t>("epilogue")
+        .Ret<::xla::ffi::BufferR1<::xla::ffi::F32>>());

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import hopper_library
+from jax_fused_topk import _ffi
 
 KINDS = ("tensor", "score")
 TARGET = "jax_fused_topk_benchmark_control"
@@ -35,8 +36,9 @@ def control_call(kind: str, data: dict[str, jax.Array]) -> Callable[..., Any] | 
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
     q = data["q"]
-    served = q.dtype == jnp.float8_e4m3fn and q.shape[-2] in (32, 64) and q.shape[-1] == 128
-    if not served or not hopper_library.available():
+    if not hopper_library.available():
+        return None
+    if not _ffi.cuda_module().hopper_supported(q.dtype == jnp.float8_e4m3fn, *q.shape[-2:]):
         return None
     hopper_library.register(TARGET, "JftControl", SOURCES)
     call = jax.ffi.ffi_call(TARGET, jax.ShapeDtypeStruct((1,), jnp.float32), has_side_effect=True)

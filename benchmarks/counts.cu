@@ -27,7 +27,7 @@ __global__ void count_kernel(const __grid_constant__ hopper::ScoreArgs args, uin
   const hopper::Workspace workspace(args);
   const hopper::Pieces pieces(args, block);
   const hopper::BlockState* state = workspace.state(block);
-  const bool repaired = state->short_rows[row / 32] >> row % 32 & 1;
+  const bool repaired = state->missed_rows[row / 32] >> row % 32 & 1;
   bool cut = false;
   uint32_t candidates = 0;
   for (int p = 0; p < (state->repaired_by != 0 ? 1 : pieces.count()); ++p) {
@@ -83,16 +83,11 @@ ffi::Error count(cudaStream_t stream, ffi::AnyBuffer q, ffi::AnyBuffer k, F32x3 
 }  // namespace
 }  // namespace jax_fused_topk
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JftCount, jax_fused_topk::count,
-                              ::xla::ffi::Ffi::Bind()
-                                  .Ctx<::xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<::xla::ffi::AnyBuffer>()
-                                  .Arg<::xla::ffi::AnyBuffer>()
-                                  .Arg<jax_fused_topk::F32x3>()
-                                  .Arg<jax_fused_topk::F32x2>()
-                                  .Arg<jax_fused_topk::S32x2>()
-                                  .Arg<jax_fused_topk::S32x2>()
-                                  .Ret<jax_fused_topk::F32x3>()  // scores [B, Q, 0]
-                                  .Ret<jax_fused_topk::S32x3>()  // indices [B, Q, K]
-                                  .Ret<jax_fused_topk::U8x1>()   // workspace
-                                  .Ret<::xla::ffi::BufferR1<::xla::ffi::U32>>());  // counts [4]
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    JftCount, jax_fused_topk::count,
+    jax_fused_topk::bind_index_inputs(
+        ::xla::ffi::Ffi::Bind().Ctx<::xla::ffi::PlatformStream<cudaStream_t>>())
+        .Ret<jax_fused_topk::F32x3>()                    // scores [B, Q, 0]
+        .Ret<jax_fused_topk::S32x3>()                    // indices [B, Q, K]
+        .Ret<jax_fused_topk::U8x1>()                     // workspace
+        .Ret<::xla::ffi::BufferR1<::xla::ffi::U32>>());  // counts [4]

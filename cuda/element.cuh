@@ -63,38 +63,51 @@ auto with_element(Element element, Launch launch) {
   }
 }
 
-// A row of results.  Its values may be unwanted: then they are read where they came from.
+// A row of results.
 template <class Type>
 struct OutputRow {
   using Bits = typename Type::Bits;
-  const TopkParams& params;
-  int64_t row;
-  Bits* values;  // or null
+  Bits* values;
   int32_t* indices;
 
   __device__ __forceinline__ OutputRow(const TopkParams& p, int64_t row)
-      : params(p),
-        row(row),
-        values(p.values == nullptr ? nullptr : static_cast<Bits*>(p.values) + row * p.k),
-        indices(p.indices + row * p.k) {}
+      : values(static_cast<Bits*>(p.values) + row * p.k), indices(p.indices + row * p.k) {}
 
   __device__ __forceinline__ void put(uint32_t i, uint32_t key, int32_t index) const {
-    if (values != nullptr) values[i] = Type::bits(key);
+    values[i] = Type::bits(key);
     indices[i] = index;
   }
-  __device__ __forceinline__ uint32_t key(uint32_t i) const {
-    if (values != nullptr) return Type::key(values[i]);
-    return Type::key(static_cast<const Bits*>(params.x)[row * params.keys + indices[i]]);
-  }
+  __device__ __forceinline__ uint32_t key(uint32_t i) const { return Type::key(values[i]); }
   __device__ __forceinline__ int32_t index(uint32_t i) const { return indices[i]; }
 
   // What a row of fewer than k keys has behind them.
   __device__ __forceinline__ void put_tail(uint32_t count, uint32_t k, int thread,
                                            int threads) const {
     for (uint32_t i = count + thread; i < k; i += threads) {
-      if (values != nullptr) values[i] = Type::kMinusInf;
+      values[i] = Type::kMinusInf;
       indices[i] = kNoIndex;
     }
+  }
+};
+
+// The same where nobody wants the values: they are read where they came from.
+template <class Type>
+struct IndexRow {
+  const typename Type::Bits* x;
+  int32_t* indices;
+
+  __device__ __forceinline__ IndexRow(const TopkParams& p, int64_t row)
+      : x(static_cast<const typename Type::Bits*>(p.x) + row * p.keys),
+        indices(p.indices + row * p.k) {}
+
+  __device__ __forceinline__ void put(uint32_t i, uint32_t, int32_t index) const {
+    indices[i] = index;
+  }
+  __device__ __forceinline__ uint32_t key(uint32_t i) const { return Type::key(x[indices[i]]); }
+  __device__ __forceinline__ int32_t index(uint32_t i) const { return indices[i]; }
+  __device__ __forceinline__ void put_tail(uint32_t count, uint32_t k, int thread,
+                                           int threads) const {
+    for (uint32_t i = count + thread; i < k; i += threads) indices[i] = kNoIndex;
   }
 };
 

@@ -1,5 +1,7 @@
-// kAppend's candidates: segments, the in-place cut when one is full, and the end
-// of a piece.
+// kAppend's candidates: what is done when a segment is full, and at the end of a piece.
+//
+// A full segment's row is levelled: its candidates are spread evenly over its segments.  If
+// there are too many even so, it is first cut, in place, to the best of them.
 //
 // Why it is exact.  A key is dropped in two ways.  (1) It did not exceed the row's
 // first threshold.  Then all that did are candidates, and if they are at least K, the
@@ -8,8 +10,9 @@
 // of those, the piece's bound: the key was cut, or came later, has a higher index and
 // does not exceed the bound.  If K or more candidates of all pieces are at the bound
 // or better, the dropped key is not among the K best.  A cut in a block's whole room
-// keeps K, so that there it is so.  NaN passes every test and is ranked when it is cut or selected;
-// a NaN as threshold lets all pass, until a cut leaves nothing but NaN: then the row is complete.
+// keeps K, so there the condition always holds.  NaN passes every test and is ranked when it
+// is cut or selected; a NaN as threshold lets all pass, until a cut leaves nothing but NaN:
+// then the row is complete.
 //
 // The CTA that finishes a block last counts, for every row, the candidates of all its
 // pieces at the greatest bound or better.  Where they are fewer than K, the first
@@ -22,6 +25,7 @@
 #include <cstdint>
 
 #include "cuda/hopper_score.cuh"
+#include "cuda/select_shared.cuh"
 
 namespace jax_fused_topk::hopper {
 
@@ -37,134 +41,214 @@ __device__ __forceinline__ Candidate load_candidate(const Candidate* from) {
   return {bits.x, static_cast<int32_t>(bits.y)};
 }
 
-// A row's segments in one piece, for select.cuh: the upper or the lower half of ranks.
-template <bool kUpper>
-struct PieceRow {
-  const Candidate* first;  // of segment 0
-  const int32_t* counts;
-  uint32_t capacity;
-  uint32_t upper;  // kUpper false: those with this upper half, the others get 0
-
-  __device__ __forceinline__ uint32_t key(uint32_t i) const {
-    const uint64_t rank = rank_of(load_candidate(first + i));
-    if constexpr (kUpper) return static_cast<uint32_t>(rank >> 32);
-    return rank >> 32 == upper ? static_cast<uint32_t>(rank) : 0;
-  }
-  __device__ __forceinline__ int count() const { return kRowSegments; }
-  __device__ __forceinline__ Segment<PieceRow> segment(int s) const {
-    return {*this, s * capacity, s * capacity + static_cast<uint32_t>(counts[s])};
-  }
+// The math warps as a group of select.cuh.  It reads the thread's number anew each time: what is
+// made of it must not be kept over the loop over heads, which needs the registers.
+struct MathGroup {
+  static constexpr int kWarps = kMathWarps, kThreads = kMathThreads;
+  __device__ static __forceinline__ int lane() { return ptx::tid_x() % 32; }
+  __device__ static __forceinline__ int warp() { return ptx::tid_x() / 32; }
+  __device__ static __forceinline__ int thread() { return ptx::tid_x(); }
+  __device__ static __forceinline__ void sync() { ptx::bar_sync(kMathBarrier, kMathThreads); }
 };
 
-// The rank of the keep-th best.  A warp calls it.
-__device__ __forceinline__ uint64_t find_rank(const Candidate* first, const int32_t* counts,
-                                              uint32_t capacity, uint32_t keep,
-                                              uint32_t* histogram) {
-  const Threshold upper = radix_select<Group<1>, 32, kWarpDigitBits>(
-      PieceRow<true>{first, counts, capacity, 0}, keep, histogram);
-  const Threshold lower = radix_select<Group<1>, 32, kWarpDigitBits>(
-      PieceRow<false>{first, counts, capacity, upper.key}, upper.ties, histogram);
-  return static_cast<uint64_t>(upper.key) << 32 | lower.key;
+// Candidates that a piece's row holds at most without being cut: spread evenly, they leave
+// every segment room for another tile, and some more, or it would soon be full again.
+__device__ __forceinline__ uint32_t level_size(const Piece& piece) {
+  return kRowSegments * (piece.capacity - kLaneTileKeys - kLaneTileKeys / 4);
 }
 
-// Candidates that a cut leaves in a row of a piece at most: with them spread evenly,
-// every segment has room for another tile, and some more, or there would soon be
-// another cut.
+// Candidates that a cut leaves: there is room for a third as many before the next one.
 __device__ __forceinline__ uint32_t cut_size(const Plan& plan, const Piece& piece) {
-  return min(plan.topk, kRowSegments * (piece.capacity - kLaneTileKeys - kLaneTileKeys / 4));
-}
-
-// Cuts one row of the piece down to its best, spread evenly over the segments, and
-// raises threshold and bound.  A warp calls it; `counts` are the row's, in shared memory.
-__device__ __forceinline__ void cut_row(const Workspace& workspace, const Piece& piece, int row,
-                                        int32_t* counts, uint32_t* histogram, Candidate* scratch,
-                                        Shared& shared) {
-  const uint32_t keep = cut_size(workspace.plan, piece), capacity = piece.capacity;
-  Candidate* first = workspace.segment(piece, row, 0);
-  const uint32_t total =
-      __reduce_add_sync(kFullWarp, lane_id() < kRowSegments ? counts[lane_id()] : 0);
-  uint64_t bound = 0;
-  if (total > keep) {
-    bound = find_rank(first, counts, capacity, keep, histogram);
-    const uint32_t threshold = total_order_bits(static_cast<uint32_t>(bound >> 32));
-    if (lane_id() == 0) {
-      shared.bounds[row] = bound;
-      shared.thresholds[row] = __uint_as_float(threshold);
-      if (threshold == kPositiveNaN) atomicOr(&shared.complete[row / 32], 1u << row % 32);
-    }
-  }
-  // Through scratch, for a segment is written while others are still to be read.
-  uint32_t kept = 0;
-  for (int s = 0; s < kRowSegments; ++s) {
-    const uint32_t n = counts[s];
-    for (uint32_t base = 0; base < n; base += 32) {
-      Candidate candidate{};
-      bool take = false;
-      if (base + lane_id() < n) {
-        candidate = load_candidate(first + s * capacity + base + lane_id());
-        take = rank_of(candidate) >= bound;
-      }
-      const uint32_t taken = __ballot_sync(kFullWarp, take);
-      if (take) scratch[kept + __popc(taken & lanes_below())] = candidate;
-      kept += __popc(taken);
-    }
-  }
-  __syncwarp();
-  for (uint32_t j = lane_id(); j < kept; j += 32) {
-    first[j % kRowSegments * capacity + j / kRowSegments] = scratch[j];
-  }
-  if (lane_id() < kRowSegments) {
-    counts[lane_id()] = (kept + kRowSegments - 1 - lane_id()) / kRowSegments;
-  }
-  __syncwarp();
+  return min(static_cast<uint32_t>(plan.topk), level_size(piece) / 4 * 3);
 }
 
 // A row's segments lie in these threads' counts: see lane_row in hopper_kernel.cuh.
-__device__ __forceinline__ uint32_t& count_word(Shared& shared, int row, int segment) {
+__device__ __forceinline__ uint16_t& count_of(Shared& shared, int row, int segment) {
   const int warp = segment / 4 * 4 + row / 16, lane = row % 8 * 4 + segment % 4;
-  return shared.counts[warp * 32 + lane];
+  return reinterpret_cast<uint16_t*>(&shared.counts[warp * 32 + lane])[row % 16 / 8];
 }
-__device__ __forceinline__ int count_shift(int row) { return row % 16 / 8 * 16; }
 
-// Cuts the rows that have a segment without room for another tile.  All math warps
-// call it, with barriers around it; `room` is shared memory that is free meanwhile.
-__device__ __forceinline__ void cut_rows(const Workspace& workspace, const Piece& piece,
-                                         uint8_t* room, Shared& shared) {
-  const int warp = threadIdx.x / 32;
-  static_assert(8 % kCutWarps == 0, "two rows that share words of counts are one warp's");
-  if (warp >= kCutWarps) return;
-  auto* histogram = reinterpret_cast<uint32_t*>(room) + (warp << kWarpDigitBits);
-  auto* counts = reinterpret_cast<int32_t*>(room) + (kCutWarps << kWarpDigitBits) + warp * 32;
-  auto* scratch = workspace.at<Candidate>(workspace.plan.scratch) +
-                  (int64_t{blockIdx.x} * kCutWarps + warp) * workspace.plan.topk;
-  for (int row = warp; row < kQueryBlock; row += kCutWarps) {
-    int32_t count = 0;
-    if (lane_id() < kRowSegments) {
-      count = count_word(shared, row, lane_id()) >> count_shift(row) & 0xFFFF;
-      counts[lane_id()] = count;
+// Lane s gets the size of the row's segment s, the lanes above 0.
+__device__ __forceinline__ uint32_t lane_size(Shared& shared, int row) {
+  return MathGroup::lane() < kRowSegments ? count_of(shared, row, MathGroup::lane()) : 0;
+}
+
+// --- The cut of a row, by all math warps: warp s has segment s.
+
+static_assert(kMathWarps == kRowSegments);
+static_assert(kRowSegments * (kMaxCapacity - 2 * kLaneTileKeys) / 4 * 3 >= kMaxIndexTopk,
+              "a cut in a block's whole room keeps K");
+
+// Lies where a tile's keys were.
+struct CutMemory {
+  SelectSharedBy<MathGroup> select;
+  uint64_t bound;                                          // the least rank that is kept
+  alignas(16) uint32_t keys[kRowSegments * kMaxCapacity];  // of the row, segment by segment
+};
+static_assert(sizeof(CutMemory) <= Shared::kKeyBytes);
+
+// Keeps a segment's candidates of rank `least` or greater, in place, and returns their number.
+// The least rank of those lowers `bound`.  A warp calls it.
+__device__ __forceinline__ uint32_t keep_best(Candidate* segment, uint32_t size, uint64_t least,
+                                              uint64_t& bound) {
+  uint32_t kept = 0;
+  for (uint32_t base = 0; base < size; base += 32) {
+    Candidate candidate{};
+    uint64_t rank = 0;
+    if (base + MathGroup::lane() < size) {
+      candidate = load_candidate(segment + base + MathGroup::lane());
+      rank = rank_of(candidate);
     }
-    __syncwarp();
-    if (!__any_sync(kFullWarp, count > piece.capacity - kLaneTileKeys)) continue;
-    cut_row(workspace, piece, row, counts, histogram, scratch, shared);
-    if (lane_id() < kRowSegments) {
-      // The other half is another row's.
-      auto* half = reinterpret_cast<uint16_t*>(&count_word(shared, row, lane_id()));
-      half[count_shift(row) / 16] = static_cast<uint16_t>(counts[lane_id()]);
+    const bool take = rank != 0 && rank >= least;
+    const uint32_t taken = __ballot_sync(kFullWarp, take);
+    // What is written lies among those that all have read by now, or before.
+    if (take) {
+      segment[kept + __popc(taken & ((1u << MathGroup::lane()) - 1))] = candidate;
+      bound = rank < bound ? rank : bound;
+    }
+    kept += __popc(taken);
+  }
+  return kept;
+}
+
+// Cuts a row of the piece down to its best, and raises threshold and bound.
+__device__ __forceinline__ void cut_row(const Workspace& workspace, const Piece& piece, int row,
+                                        CutMemory& memory, Shared& shared) {
+  const uint32_t keep = cut_size(workspace.plan, piece);
+  const int s = MathGroup::warp();
+  Candidate* segment = workspace.segment(piece, row, s);
+  const uint32_t sizes = lane_size(shared, row), size = __shfl_sync(kFullWarp, sizes, s);
+  const uint32_t total = __reduce_add_sync(kFullWarp, sizes);
+  uint32_t* keys = memory.keys + __reduce_add_sync(kFullWarp, MathGroup::lane() < s ? sizes : 0);
+#pragma unroll 4
+  for (uint32_t i = MathGroup::lane(); i < size; i += 32) {
+    keys[i] = rank_of(load_candidate(segment + i)) >> 32;
+  }
+  if (MathGroup::thread() == 0) memory.bound = ~uint64_t{0};
+  MathGroup::sync();
+  const Threshold found = select_shared(SharedKeys{memory.keys}, 0, total, keep, 0, memory.select);
+  uint64_t least = static_cast<uint64_t>(found.key) << 32;
+  if (found.ties != kAllTies) {
+    // Of those equal to it the first are kept.
+#pragma unroll 4
+    for (uint32_t i = MathGroup::lane(); i < size; i += 32) {
+      keys[i] = keys[i] == found.key ? ~load_candidate(segment + i).index : 0;
+    }
+    MathGroup::sync();
+    least |= select_shared(SharedKeys{memory.keys}, 0, total, found.ties, 0, memory.select).key;
+  }
+  uint64_t bound = ~uint64_t{0};
+  const uint32_t kept = keep_best(segment, size, least, bound);
+  if (MathGroup::lane() == 0) count_of(shared, row, s) = static_cast<uint16_t>(kept);
+#pragma unroll
+  for (int d = 16; d > 0; d /= 2) {
+    const uint64_t other = __shfl_xor_sync(kFullWarp, bound, d);
+    bound = other < bound ? other : bound;
+  }
+  if (MathGroup::lane() == 0) {
+    atomicMin(reinterpret_cast<unsigned long long*>(&memory.bound),
+              static_cast<unsigned long long>(bound));
+  }
+  MathGroup::sync();
+  if (MathGroup::thread() == 0) {
+    const uint32_t threshold = total_order_bits(static_cast<uint32_t>(memory.bound >> 32));
+    shared.bounds[row] = memory.bound;
+    shared.thresholds[row] = __uint_as_float(threshold);
+    if (threshold == kPositiveNaN) shared.complete[row / 32] |= 1u << row % 32;
+  }
+}
+
+// --- Levelling, by a warp.
+
+// Exclusive sum over the lanes below.
+__device__ __forceinline__ uint32_t sum_below(uint32_t value) {
+  uint32_t upto = value;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const uint32_t other = __shfl_up_sync(kFullWarp, upto, d);
+    if (MathGroup::lane() >= d) upto += other;
+  }
+  return upto - value;
+}
+
+// Moves the ends of a row's long segments to short ones, until all are as long as each other.
+__device__ __forceinline__ void level_row(const Workspace& workspace, const Piece& piece, int row,
+                                          Shared& shared) {
+  Candidate* first = workspace.segment(piece, row, 0);
+  const uint32_t size = lane_size(shared, row);
+  const uint32_t total = __reduce_add_sync(kFullWarp, size);
+  const bool segment = MathGroup::lane() < kRowSegments;
+  const uint32_t share =
+      segment ? (total + kRowSegments - 1 - MathGroup::lane()) / kRowSegments : 0;
+  // The i-th candidate above its segment's share goes to the i-th place below one.
+  const uint32_t over = size > share ? size - share : 0, under = share > size ? share - size : 0;
+  const uint32_t over_below = sum_below(over), under_below = sum_below(under);
+  const uint32_t moved = __reduce_add_sync(kFullWarp, over);
+  for (uint32_t base = 0; base < moved; base += 32) {
+    const uint32_t i = base + MathGroup::lane();
+    uint32_t from = 0, to = 0;
+#pragma unroll 4
+    for (int s = 0; s < kRowSegments; ++s) {
+      const uint32_t over_before = __shfl_sync(kFullWarp, over_below, s);
+      const uint32_t over_here = __shfl_sync(kFullWarp, over, s);
+      const uint32_t kept = __shfl_sync(kFullWarp, share, s);
+      if (i - over_before < over_here) from = s * piece.capacity + kept + (i - over_before);
+      const uint32_t free_before = __shfl_sync(kFullWarp, under_below, s);
+      const uint32_t free_here = __shfl_sync(kFullWarp, under, s);
+      const uint32_t used = __shfl_sync(kFullWarp, size, s);
+      if (i - free_before < free_here) to = s * piece.capacity + used + (i - free_before);
+    }
+    if (i < moved) first[to] = load_candidate(first + from);
+  }
+  if (segment) count_of(shared, row, MathGroup::lane()) = static_cast<uint16_t>(share);
+}
+
+// Makes room for another tile in every segment of the piece.  All math warps call it, with
+// barriers around it; `memory` is free meanwhile.
+__device__ __forceinline__ void make_room(const Workspace& workspace, const Piece& piece,
+                                          CutMemory& memory, Shared& shared) {
+  const uint32_t most = piece.capacity - kLaneTileKeys;
+  for (int i = MathGroup::thread(); i < kBinOwners; i += kMathThreads) {
+    memory.select.histogram[i] = make_uint4(0, 0, 0, 0);
+  }
+  for (int row = 0; row < kQueryBlock; ++row) {
+    const uint32_t size = lane_size(shared, row);
+    if (!__any_sync(kFullWarp, size > most)) continue;
+    if (__reduce_add_sync(kFullWarp, size) <= level_size(piece)) continue;
+    cut_row(workspace, piece, row, memory, shared);
+  }
+  // What one warp has written another moves.
+  __threadfence_block();
+  MathGroup::sync();
+  for (int row = MathGroup::warp(); row < kQueryBlock; row += kMathWarps) {
+    if (__any_sync(kFullWarp, lane_size(shared, row) > most)) {
+      level_row(workspace, piece, row, shared);
     }
     __syncwarp();
   }
 }
 
-// At the end of a block: finds the rows that are to be scored again.  All math warps
+// --- The end of a block.
+
+// Whether a candidate is at a bound or better, for select.cuh.
+struct AtBound {
+  const Candidate* first;
+  uint64_t bound;
+  __device__ __forceinline__ uint32_t key(uint32_t i) const {
+    return rank_of(load_candidate(first + i)) >= bound;
+  }
+};
+
+// Finds the rows that are to be scored again.  All math warps
 // of the CTA that finished it last call it.
-__device__ __forceinline__ void find_short_rows(const ScoreArgs& args, int block,
-                                                const Pieces& pieces) {
+__device__ __forceinline__ void find_missed_rows(const ScoreArgs& args, int block,
+                                                 const Pieces& pieces) {
   const Workspace workspace(args);
-  for (int row = threadIdx.x / 32; row < kQueryBlock; row += kMathWarps) {
+  for (int row = MathGroup::warp(); row < kQueryBlock; row += kMathWarps) {
     const int wanted = min(scored_range(args, block_at(args, block), row).size(), args.plan.topk);
     int32_t held = 0;
     uint64_t bound = 0;
-    for (int i = lane_id(); i < pieces.count() * kRowSegments; i += 32) {
+    for (int i = MathGroup::lane(); i < pieces.count() * kRowSegments; i += 32) {
       const int64_t piece = int64_t{block} + pieces.first_cta + i / kRowSegments;
       held += __ldcg(workspace.counts(piece, row) + i % kRowSegments);
       if (i % kRowSegments == 0) {
@@ -181,18 +265,16 @@ __device__ __forceinline__ void find_short_rows(const ScoreArgs& args, int block
       for (int i = 0; i < pieces.count(); ++i) {
         const Piece piece = pieces.piece(args.plan, block, i);
         for (int s = 0; s < kRowSegments; ++s) {
-          const int32_t n = __ldcg(workspace.counts(piece.number, row) + s);
-          const Candidate* segment = workspace.segment(piece, row, s);
-          for (int c = lane_id(); c < n; c += 32) {
-            held += rank_of(load_candidate(segment + c)) >= bound;
-          }
+          const uint32_t size = __ldcg(workspace.counts(piece.number, row) + s);
+          visit_segment(Segment<AtBound>{{workspace.segment(piece, row, s), bound}, 0, size},
+                        [&](bool inside, uint32_t better, uint32_t) { held += inside && better; });
         }
       }
     }
     held = __reduce_add_sync(kFullWarp, held);
-    if (held < wanted && lane_id() == 0) {
+    if (held < wanted && MathGroup::lane() == 0) {
       BlockState* state = workspace.state(block);
-      atomicOr(&state->short_rows[row / 32], 1u << row % 32);
+      atomicOr(&state->missed_rows[row / 32], 1u << row % 32);
       state->repaired_by = blockIdx.x + 1;
     }
   }

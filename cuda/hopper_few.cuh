@@ -9,12 +9,9 @@
 // for head 0, 1, ... is the whole sum over heads, in registers.
 //
 // The bits are those of the heads-in-time loop (hopper_score.cuh): the same four k32
-// steps, the same order of heads, the same scaling.  That loop adds half_weight * relu(x)
-// for even keys and doubles the sum at the end, and half_weight * 2 relu(x) for odd ones.
-// A lane's keys have one parity here, so weights are kept in both scalings.  Odd slots
-// take 2 relu(x) = x + |x|, on another pipe than max.NaN, with half of that weight: no
-// rounding changes where the scaled weight is exact.  Where one is not (below 2**-124),
-// the group takes the loop without x + |x| (kMixed = false).
+// steps, the same order of heads, and the same products half_weight * 2 relu(x).  Odd slots
+// take 2 relu(x) = x + |x|, which is on the FMA pipe, and half the weight, even ones
+// max.NaN, which is on the ALU, and twice that half.
 //
 // Work: hopper_few_work.cuh.
 //
@@ -25,8 +22,8 @@
 // tile.  One CTA an SM.
 //
 // Shared memory (bytes, H = 64, kPack = 1): q 4 chunks x 16,384, loaded once a group;
-// keys 4 x 4 stages x 8,192; weights 4,096; rows 128; the item 64; barriers 160.  In all
-// 201,056 of 232,448.
+// keys 4 x 4 stages x 8,192; weights 2,048; rows 128; the item 64; barriers 160.  In all
+// 199,008 of 232,448.
 
 #ifndef JAX_FUSED_TOPK_CUDA_HOPPER_FEW_CUH_
 #define JAX_FUSED_TOPK_CUDA_HOPPER_FEW_CUH_
@@ -67,8 +64,8 @@ struct Layout {
 
   static constexpr uint32_t kKeyBytes = kTileKeys * kDim;
   static constexpr uint32_t kChunkBytes = kChunkColumns * kDim;
-  // Slots 2i and 2i + 1 share 128 bytes: float [parity of the key][t][slot % 2][column % 2].
-  static constexpr uint32_t kWeightPairBytes = 128;
+  // Slots 2i and 2i + 1 share 64 bytes: float [t][slot % 2][column % 2].
+  static constexpr uint32_t kWeightPairBytes = 64;
 
   static constexpr uint32_t kQ = 0;
   static constexpr uint32_t kKeys = kQ + kChunks * kChunkBytes;
@@ -128,25 +125,21 @@ __device__ __forceinline__ float load_weight(const Args& args, const Item& item)
                threadIdx.x % kHeads);
 }
 
-// Half the weight for even keys, twice the half for odd ones; half of that again for the
-// odd slots, which take x + |x|, if `mixed`.
 template <int kHeads, int kPack>
-__device__ __forceinline__ void store_weight(uint8_t* memory, float weight, bool mixed) {
+__device__ __forceinline__ void store_weight(uint8_t* memory, float weight) {
   using L = Layout<kHeads, kPack>;
   if (threadIdx.x >= L::kColumns) return;
   const int query = threadIdx.x / kHeads, head = threadIdx.x % kHeads;
   const int slot = head / kPack, column = query * kPack + head % kPack;
-  auto* pair = reinterpret_cast<float*>(memory + L::kWeights + slot / 2 * L::kWeightPairBytes) +
-               column / 2 * 4 + slot % 2 * 2 + column % 2;
+  auto* at = reinterpret_cast<float*>(memory + L::kWeights + slot / 2 * L::kWeightPairBytes) +
+             column / 2 * 4 + slot % 2 * 2 + column % 2;
   const float half = 0.5f * weight;
-  const float factor = mixed && slot % 2 == 1 ? 0.5f : 1.0f;
-  pair[0] = factor * half;
-  pair[16] = factor * 2.0f * half;
+  *at = slot % 2 == 0 ? 2.0f * half : half;
 }
 
 // Adds a chunk's heads to sum[2 r + c]: key g + 8 r, query 2 t + c; with kPack = 2, to
 // sum[2 r]: query t.  weights: the lane's, of slots 2 i and 2 i + 1.
-template <int kPack, bool kMixed>
+template <int kPack>
 __device__ __forceinline__ void add_chunk(const float (&acc)[kAccumulators],
                                           const float4 (&weights)[kChunkSlots / 2],
                                           float (&sum)[4]) {
@@ -157,8 +150,7 @@ __device__ __forceinline__ void add_chunk(const float (&acc)[kAccumulators],
     const float weight = slot % 2 == 0 ? (c == 0 ? w.x : w.y) : (c == 0 ? w.z : w.w);
     const float x = acc[i];
     float& s = sum[2 * r + (kPack == 1 ? c : 0)];
-    // Both pipes are busy: max.NaN goes to the ALU, x + |x| to the FMA pipe.
-    s = fmaf(kMixed && slot % 2 == 1 ? x + fabsf(x) : ptx::max_nan(x, 0.0f), weight, s);
+    s = fmaf(slot % 2 == 0 ? ptx::max_nan(x, 0.0f) : x + fabsf(x), weight, s);
   }
 }
 
@@ -169,14 +161,13 @@ __device__ __forceinline__ void store_scores(const Args& args, const Item& item,
                                              const float (&scale)[2]) {
   constexpr int kLaneQueries = L::kQueries / 4;
   const int query = lane_id() % 4 * kLaneQueries;
-  const float factor = key % 2 == 0 ? 2.0f : 1.0f;
   if (tile - item.inside < item.inside_tiles) {
 #pragma unroll
     for (int c = 0; c < kLaneQueries; ++c) {
       if (query + c >= item.rows) break;
       float* out = rows[query + c].scores + key;
 #pragma unroll
-      for (int r = 0; r < 2; ++r) out[8 * r] = finish_score(factor * sum[2 * r + c], scale[r]);
+      for (int r = 0; r < 2; ++r) out[8 * r] = finish_score(sum[2 * r + c], scale[r]);
     }
     return;
   }
@@ -186,8 +177,7 @@ __device__ __forceinline__ void store_scores(const Args& args, const Item& item,
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (key + 8 * r - row.start < row.size) {
-        row.scores[key + 8 * r] =
-            finish_score(factor * (c == 0 ? sum[2 * r] : sum[2 * r + 1]), scale[r]);
+        row.scores[key + 8 * r] = finish_score(c == 0 ? sum[2 * r] : sum[2 * r + 1], scale[r]);
       } else if (args.fill_outside && key + 8 * r < args.in.keys) {
         row.scores[key + 8 * r] = __uint_as_float(kNegativeInf);
       }
@@ -197,13 +187,12 @@ __device__ __forceinline__ void store_scores(const Args& args, const Item& item,
 
 // This warpgroup's tiles of the item.  Its first kStages are on their way; `step` counts
 // its tiles.
-template <int kHeads, int kPack, bool kMixed>
+template <int kHeads, int kPack>
 __device__ __forceinline__ void score_tiles(const Args& args, const TensorMaps& maps,
                                             const uint8_t* memory, uint32_t base, const Item& item,
                                             uint32_t query_parity, int warpgroup, uint32_t& step) {
   using L = Layout<kHeads, kPack>;
-  const uint32_t lane_weights =
-      base + L::kWeights + lane_id() / 4 % 2 * (L::kWeightPairBytes / 2) + lane_id() % 4 * 16;
+  const uint32_t lane_weights = base + L::kWeights + lane_id() % 4 * 16;
   const auto* rows = reinterpret_cast<const Row*>(memory + L::kRows);
   for (int i = 0; i < L::kChunks; ++i) {
     ptx::mbarrier_wait(base + L::kQueryFull + 8 * i, query_parity);
@@ -260,7 +249,7 @@ __device__ __forceinline__ void score_tiles(const Args& args, const TensorMaps& 
         weights[i] = ptx::ld_shared_f32x4(lane_weights +
                                           (chunk * kChunkSlots / 2 + i) * L::kWeightPairBytes);
       }
-      add_chunk<kPack, kMixed>(acc, weights, sum);
+      add_chunk<kPack>(acc, weights, sum);
     }
     ptx::bar_sync(keys_barrier(warpgroup), 128);  // all four warps are done with the keys
     if (threadIdx.x % 128 == 0 && tile + kWarpgroups * kStages < item.end) {
@@ -342,18 +331,9 @@ __global__ __launch_bounds__(kThreads,
       rows[threadIdx.x] = {args.scores + row * args.in.keys, static_cast<uint32_t>(range.start),
                            static_cast<uint32_t>(range.size())};
     }
-    store_weight<kHeads, kPack>(memory, weight, true);
-    // The other loop takes half a weight; is a half of that exact, or a NaN?
-    const float half = 0.5f * weight, quarter = 0.5f * half;
-    if (!__syncthreads_or(2.0f * quarter != half && half == half)) {
-      score_tiles<kHeads, kPack, true>(args, maps, memory, base, item, query_parity, warpgroup,
-                                       step);
-    } else {
-      store_weight<kHeads, kPack>(memory, weight, false);
-      __syncthreads();
-      score_tiles<kHeads, kPack, false>(args, maps, memory, base, item, query_parity, warpgroup,
-                                        step);
-    }
+    store_weight<kHeads, kPack>(memory, weight);
+    __syncthreads();
+    score_tiles<kHeads, kPack>(args, maps, memory, base, item, query_parity, warpgroup, step);
     if (args.fill_outside) fill_outside(args, item, rows);
     // A group without tiles has not waited for its q yet.
     for (int i = 0; i < L::kChunks; ++i) {

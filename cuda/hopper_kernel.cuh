@@ -33,7 +33,6 @@ __device__ __forceinline__ int lane_column() {
 
 // Calls visit(r, j, even, odd) for the lane's neighbouring keys 8 j and 8 j + 1 from its
 // first, of row lane_row + 8 r: the sums over heads and the scales to `finish` them with.
-// See add_head for the halves.
 template <class Finish, class Visit>
 __device__ __forceinline__ void visit_sums(const float (&sum)[kAccumulators], const float* scales,
                                            Finish finish, Visit visit) {
@@ -43,8 +42,7 @@ __device__ __forceinline__ void visit_sums(const float (&sum)[kAccumulators], co
     const float2 scale = ptx::ld_shared_f32x2(address + 32 * j);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      visit(r, j, finish(2.0f * sum[4 * j + 2 * r], scale.x),
-            finish(sum[4 * j + 2 * r + 1], scale.y));
+      visit(r, j, finish(sum[4 * j + 2 * r], scale.x), finish(sum[4 * j + 2 * r + 1], scale.y));
     }
   }
 }
@@ -117,7 +115,7 @@ __device__ __forceinline__ void fill_outside(const ScoreArgs& args, int warp, in
 // --- kSample.
 
 __device__ __forceinline__ void store_sample(const ScoreArgs& args, const Tile& tile,
-                                             const float* scales,
+                                             const int32_t* groups, const float* scales,
                                              const float (&sum)[kAccumulators]) {
   const Block block = block_at(args, tile.block);
   KeyRange range[2];
@@ -129,8 +127,7 @@ __device__ __forceinline__ void store_sample(const ScoreArgs& args, const Tile& 
   const int64_t row_stride = args.plan.sample_keys();
   visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
     const int column = column0 + 8 * j;
-    const int32_t key =
-        group_key(args.plan, tile.any, tile.number, column / kGroupKeys) + column % kGroupKeys;
+    const int32_t key = groups[column / kGroupKeys] + column % kGroupKeys;
     const auto bits = [&](int32_t key, float score) {
       return key >= range[r].start && key < range[r].end ? __float_as_uint(score) : kNoSample;
     };
@@ -164,11 +161,12 @@ __device__ __forceinline__ void begin_piece(const ScoreArgs& args, const Tile& t
                                             Shared& shared) {
   const Workspace workspace(args);
   ptx::bar_sync(kMathBarrier, kMathThreads);  // the piece before is done with
-  shared.counts[threadIdx.x] = 0;
-  const int row = threadIdx.x;
+  shared.counts[MathGroup::thread()] = 0;
+  const int row = MathGroup::thread();
   if (row < kQueryBlock) {
     const bool again =
-        tile.repair && (__ldcg(&workspace.state(tile.block)->short_rows[row / 32]) >> row % 32 & 1);
+        tile.repair &&
+        (__ldcg(&workspace.state(tile.block)->missed_rows[row / 32]) >> row % 32 & 1);
     shared.thresholds[row] =
         again ? __uint_as_float(kPositiveNaN) : __ldcg(workspace.threshold(tile.block, row));
     shared.bounds[row] = 0;
@@ -185,7 +183,7 @@ __device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile&
   const auto segment = [&](int r) {
     return workspace.segment(tile.piece, lane_row() + 8 * r, lane_segment());
   };
-  const uint32_t counts = shared.counts[threadIdx.x];
+  const uint32_t counts = shared.counts[MathGroup::thread()];
   Candidate* tail[2];
   float threshold[2];
 #pragma unroll
@@ -224,7 +222,7 @@ __device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile&
   for (int r = 0; r < 2; ++r) {
     count[r] = static_cast<uint32_t>(tail[r] - segment(r));
   }
-  shared.counts[threadIdx.x] = count[0] | count[1] << 16;
+  shared.counts[MathGroup::thread()] = count[0] | count[1] << 16;
   const bool full = static_cast<int>(max(count[0], count[1])) > tile.piece.capacity - kLaneTileKeys;
   return ptx::bar_red_or(kMathBarrier, kMathThreads, full) && !tile.last;
 }
@@ -232,27 +230,27 @@ __device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile&
 // Called by the math warps after a piece's last tile.
 __device__ __forceinline__ void end_piece(const ScoreArgs& args, const Tile& tile, Shared& shared) {
   const Workspace workspace(args);
-  const uint32_t counts = shared.counts[threadIdx.x];
+  const uint32_t counts = shared.counts[MathGroup::thread()];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     workspace.counts(tile.piece.number, lane_row() + 8 * r)[lane_segment()] =
         static_cast<int32_t>(counts >> 16 * r & 0xFFFF);
   }
-  if (threadIdx.x < kQueryBlock) {
-    *workspace.bound(tile.piece.number, threadIdx.x) = shared.bounds[threadIdx.x];
+  if (MathGroup::thread() < kQueryBlock) {
+    *workspace.bound(tile.piece.number, MathGroup::thread()) = shared.bounds[MathGroup::thread()];
   }
   if (tile.repair) return;
   const Pieces pieces(args, tile.block);
   __threadfence();
   ptx::bar_sync(kMathBarrier, kMathThreads);
-  if (threadIdx.x == 0) {
+  if (MathGroup::thread() == 0) {
     shared.last_piece = atomicAdd(&workspace.state(tile.block)->pieces_done, 1u) + 1 ==
                         static_cast<uint32_t>(pieces.count());
   }
   ptx::bar_sync(kMathBarrier, kMathThreads);
   if (shared.last_piece) {
     __threadfence();
-    find_short_rows(args, tile.block, pieces);
+    find_missed_rows(args, tile.block, pieces);
   }
 }
 
@@ -286,7 +284,6 @@ __device__ __forceinline__ void math_loop(const ScoreArgs& args, Shared& shared,
     for (int i = 1; i < 2 * kMmaSteps; ++i) high[i] = high[i - 1] + zero;
   }
   Ring ring;
-  bool repair = false;
   float acc[kAccumulators], sum[kAccumulators];
   if constexpr (kMode == Mode::kTensorControl) {
 #pragma unroll
@@ -297,10 +294,9 @@ __device__ __forceinline__ void math_loop(const ScoreArgs& args, Shared& shared,
     const uint32_t at = ring.at();
     ptx::mbarrier_wait(ptx::smem_address(&shared.key_full[at]), ring.parity());
     if (shared.tiles[at].block < 0) {
-      if (kMode != Mode::kAppend || repair) break;
-      repair = true;
-      __threadfence();  // the copying warp reads what find_short_rows wrote
-      ptx::bar_sync(kRepairBarrier, kRepairThreads);
+      if (shared.tiles[at].last) break;
+      __threadfence();  // the copying warp reads what find_missed_rows wrote
+      ptx::bar_arrive(kPassBarrier, kPassThreads);
     } else {
       if (kMode == Mode::kAppend && shared.tiles[at].first) {
         begin_piece(args, shared.tiles[at], shared);
@@ -315,7 +311,7 @@ __device__ __forceinline__ void math_loop(const ScoreArgs& args, Shared& shared,
       if constexpr (kMode == Mode::kStore) {
         store_scores(args, tile, scales, sum);
       } else if constexpr (kMode == Mode::kSample) {
-        store_sample(args, tile, scales, sum);
+        store_sample(args, tile, shared.groups[now], scales, sum);
       } else if constexpr (kMode == Mode::kScoreControl) {
         float scores[kAccumulators];
         visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
@@ -327,8 +323,9 @@ __device__ __forceinline__ void math_loop(const ScoreArgs& args, Shared& shared,
         if (append_scores(args, tile, shared, scales, sum)) {
           __threadfence_block();
           ptx::bar_sync(kMathBarrier, kMathThreads);
-          // The tile's keys are done with: room for the histograms.
-          cut_rows(Workspace(args), tile.piece, shared.keys[at], shared);
+          // The tile's keys are done with.
+          make_room(Workspace(args), tile.piece, *reinterpret_cast<CutMemory*>(shared.keys[at]),
+                    shared);
           ptx::fence_proxy_async();  // before the copy engine writes there again
           ptx::bar_sync(kMathBarrier, kMathThreads);
         }

@@ -23,8 +23,9 @@ inline constexpr int kCtaKeys = kMathWarpgroups * kTileKeys;
 inline constexpr int kStageHeads = 8;  // heads of q that travel together
 inline constexpr int kStages = 2;      // of q, and of keys
 inline constexpr int kGroupKeys = 8;   // of the sample: one 128-byte swizzle atom
+inline constexpr int kCtaGroups = kCtaKeys / kGroupKeys;
 static_assert(kTileKeys % kGroupKeys == 0, "a sample tile is whole groups");
-// Tile 0 of a block begins at a multiple of it, so that a key's parity is its column's.
+// Tile 0 of a block begins at a multiple of it: scores are stored in pairs.
 inline constexpr int kFirstKeyMultiple = 8;
 
 inline bool supported(Element element, int64_t heads, int64_t dim) {
@@ -46,8 +47,8 @@ inline constexpr int kBlockSegments = kQueryBlock * kRowSegments;
 inline constexpr int kLaneTileKeys = kTileKeys / 4;  // of a row that a lane sees in a tile
 // Beyond its share of the expected candidates a segment has room for so many.
 inline constexpr int kSpare = 3 * kLaneTileKeys;
-// Warps that cut at a time, with room in the workspace.
-inline constexpr int kCutWarps = 4;
+// No segment has more, so that a row's keys fit in shared memory when it is cut.
+inline constexpr int kMaxCapacity = 800;
 
 struct Candidate {
   uint32_t score;  // bits of a float32
@@ -58,7 +59,7 @@ struct Candidate {
 struct BlockState {
   uint32_t pieces_done;
   uint32_t repaired_by;  // CTA + 1
-  uint32_t short_rows[2];
+  uint32_t missed_rows[2];
 };
 
 // Few queries have a score loop of their own (hopper_few.cuh), which costs by the query;
@@ -101,7 +102,6 @@ struct Plan {
   int64_t thresholds;      // [chunk_blocks * 64] float
   int64_t states;          // [chunk_blocks] BlockState
   int64_t tiles_before;    // [chunk_blocks + 1] int64
-  int64_t scratch;         // [kMaxCtas, kCutWarps, topk] Candidate
   int64_t bytes;
 
   JFT_HOST_DEVICE int sample_keys() const { return sample_tiles * kCtaKeys; }
@@ -119,19 +119,13 @@ JFT_HOST_DEVICE int32_t sample_key(KeyRange range, int g, int groups) {
   return range.start + low + static_cast<int>(hash % static_cast<uint32_t>(high - low + 1));
 }
 
-// Tiles of kCtaKeys sampled keys: 3 % of the keys, or what a good threshold needs.
+// Tiles of kCtaKeys sampled keys: 2.6 % of the keys, or what a good threshold needs.
 inline int32_t sample_tiles(int64_t keys) {
-  return static_cast<int32_t>(max64(4, min64(32, keys / kCtaKeys / 32)));
+  return static_cast<int32_t>(max64(4, min64(32, keys / (38 * kCtaKeys))));
 }
 
 // Whether the scores are needed for their order alone.
 inline bool keeps_values(Order order, bool unscored) { return unscored && order == Order::kScore; }
-
-// Workspace of top_k at most, whatever the number of rows is.
-inline int64_t most_top_k_bytes(int64_t keys, int64_t topk) {
-  if (keys < kMinCutKeys) return 0;
-  return kMaxTopkParts * (top_k_capacity(topk) + 2) * int64_t{sizeof(uint64_t)};
-}
 
 // The next bytes of a plan's workspace.
 inline int64_t take(Plan& plan, int64_t bytes) {
@@ -146,7 +140,7 @@ inline void lay_out_dense(Plan& plan, int64_t row_bytes, int64_t value_bytes, in
   plan.values = take(plan, plan.chunk_rows * value_bytes);
   // The last chunk may have fewer rows, and so more parts of each.
   plan.top_k_bytes = plan.chunk_blocks < plan.blocks
-                         ? most_top_k_bytes(keys, plan.topk)
+                         ? top_k_workspace_bound(keys, plan.topk, Order::kIndex)
                          : TopkParts(plan.chunk_rows, keys, plan.topk).bytes();
   plan.top_k_space = take(plan, plan.top_k_bytes);
 }
@@ -166,7 +160,6 @@ inline void lay_out_append(Plan& plan, int64_t keys) {
   plan.thresholds = take(plan, block_rows * int64_t{sizeof(float)});
   plan.states = take(plan, plan.chunk_blocks * int64_t{sizeof(BlockState)});
   plan.tiles_before = take(plan, (plan.chunk_blocks + 1) * int64_t{sizeof(int64_t)});
-  plan.scratch = take(plan, int64_t{kMaxCtas} * kCutWarps * topk * int64_t{sizeof(Candidate)});
 }
 
 inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk,
@@ -181,7 +174,7 @@ inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk
   const int64_t value_bytes = keep_values ? topk * int64_t{sizeof(float)} : 0;
   plan.dense = keys <= kMaxDenseKeys || rows <= kMaxFewBytes / row_bytes ||
                (few_queries(queries) && block_rows * row_bytes <= kMaxDenseBytes);
-  const int64_t dense_bytes = kMaxDenseBytes - most_top_k_bytes(keys, topk);
+  const int64_t dense_bytes = kMaxDenseBytes - top_k_workspace_bound(keys, topk, Order::kIndex);
   const int64_t most = plan.dense ? dense_bytes / ((row_bytes + value_bytes) * block_rows)
                                   : most_append_blocks(topk);
   const int64_t chunks = ceil_div(plan.blocks, max64(1, min64(most, kMaxBlocks)));
@@ -199,8 +192,8 @@ inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk
 inline int64_t most_bytes(int64_t keys, int64_t topk, bool keep_values) {
   // Dense: chunks of kMaxDenseBytes, or of one block of few rows.
   const int64_t block_values = keep_values ? kQueryBlock * topk * int64_t{sizeof(float)} : 0;
-  const int64_t dense =
-      kMaxDenseBytes + block_values + most_top_k_bytes(kMinCutKeys, topk) + (1 << 12);
+  const int64_t dense = kMaxDenseBytes + block_values +
+                        top_k_workspace_bound(kMinCutKeys, topk, Order::kIndex) + (1 << 12);
   Plan append{};
   append.topk = static_cast<int32_t>(topk);
   append.chunk_blocks = most_append_blocks(topk);

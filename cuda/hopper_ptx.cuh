@@ -103,6 +103,11 @@ __device__ __forceinline__ void cp_async_4(uint32_t destination, const void* sou
                : "memory");
 }
 
+__device__ __forceinline__ void cp_async_8(uint32_t destination, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(destination), "l"(source)
+               : "memory");
+}
+
 __device__ __forceinline__ void cp_async_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
@@ -119,6 +124,10 @@ __device__ __forceinline__ void setmaxnreg_dec() {
 
 __device__ __forceinline__ void bar_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void bar_arrive(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
 // bar.sync that also tells whether any thread brought `value`.
@@ -177,6 +186,10 @@ __device__ __forceinline__ float2 ld_shared_f32x2(uint32_t address) {
 __device__ __forceinline__ uint32_t hide(uint32_t value) {
   asm volatile("" : "+r"(value));
   return value;
+}
+__device__ __forceinline__ uint8_t* hide(uint8_t* pointer) {
+  asm volatile("" : "+l"(pointer));
+  return pointer;
 }
 
 __device__ __forceinline__ uint64_t pack_b64(uint32_t low, uint32_t high) {

@@ -44,7 +44,7 @@ struct Tile {
   KeyRange any, all;  // of the block
   int32_t number;     // in the block
   int32_t first_key;  // of the CTA's keys
-  bool first, last;   // of the piece
+  bool first, last;   // of the piece; last of a pass's end: no more passes
   bool repair;
 };
 
@@ -57,6 +57,7 @@ struct Shared {
   alignas(1024) uint8_t queries[kStages][kQueryBytes];
   alignas(128) float weights[kStages][kQueryBlock][kStageHeads];
   alignas(16) float scales[kStages][kCtaKeys];
+  int32_t groups[kStages][kCtaGroups];  // kSample: their first keys
   Tile tiles[kStages], next_tile;
   Share share;
   uint64_t key_full[kStages], key_empty[kStages];
@@ -74,14 +75,8 @@ static_assert(kMaxBlocks * sizeof(int64_t) < sizeof(Shared::queries),
 
 // Named barriers; 0 is __syncthreads.
 inline constexpr int kMathBarrier = 1;
-inline constexpr int kRepairBarrier = 2;
-inline constexpr int kRepairThreads = kMathThreads + 32;
-
-// First key of group j of a tile of the sample.
-__device__ __forceinline__ int32_t group_key(const Plan& plan, KeyRange range, int tile, int j) {
-  constexpr int kGroups = kCtaKeys / kGroupKeys;
-  return sample_key(range, tile * kGroups + j, plan.sample_tiles * kGroups);
-}
+inline constexpr int kPassBarrier = 2;  // all math warps are done with the first pass
+inline constexpr int kPassThreads = kMathThreads + 32;
 
 // A place in a double buffer, and the parity of its barriers' phase.
 struct Ring {
@@ -187,14 +182,20 @@ __device__ __forceinline__ void copy_keys(const ScoreArgs& args, const TensorMap
     reinterpret_cast<uint32_t*>(&shared.tiles[at])[lane_id()] =
         reinterpret_cast<const uint32_t*>(&tile)[lane_id()];
   }
+  if constexpr (kMode == Mode::kSample) {
+    for (int j = lane_id(); j < kCtaGroups; j += 32) {
+      shared.groups[at][j] =
+          sample_key(tile.any, tile.number * kCtaGroups + j, args.plan.sample_tiles * kCtaGroups);
+    }
+  }
   __syncwarp();
   if (lane_id() == 0) ptx::mbarrier_arrive_expect_tx(full, Shared::kKeyBytes);
   __syncwarp();
   const uint32_t keys = ptx::smem_address(shared.keys[at]);
   if constexpr (kMode == Mode::kSample) {
-    for (int j = lane_id(); j < kCtaKeys / kGroupKeys; j += 32) {
+    for (int j = lane_id(); j < kCtaGroups; j += 32) {
       ptx::cp_async_bulk_tensor_3d(keys + j * kGroupKeys * kDim, &maps.k, full, 0,
-                                   group_key(args.plan, tile.any, tile.number, j), tile.batch);
+                                   shared.groups[at][j], tile.batch);
     }
   } else if (lane_id() < kMathWarpgroups) {
     const int g = lane_id();
@@ -206,7 +207,7 @@ __device__ __forceinline__ void copy_keys(const ScoreArgs& args, const TensorMap
   for (int c = lane_id(); c < kCtaKeys; c += 32) {
     int64_t key = int64_t{tile.first_key} + c;
     if constexpr (kMode == Mode::kSample) {
-      key = group_key(args.plan, tile.any, tile.number, c / kGroupKeys) + c % kGroupKeys;
+      key = shared.groups[at][c / kGroupKeys] + c % kGroupKeys;
     }
     const bool inside = key < args.in.keys;
     ptx::cp_async_4(ptx::smem_address(&shared.scales[at][c]), scales + (inside ? key : 0),
@@ -217,11 +218,12 @@ __device__ __forceinline__ void copy_keys(const ScoreArgs& args, const TensorMap
 }
 
 // Tells the math that the pass is over.
-__device__ __forceinline__ void post_end(Shared& shared, Ring& ring) {
+__device__ __forceinline__ void post_end(Shared& shared, Ring& ring, bool last_pass) {
   const uint32_t at = ring.at(), full = ptx::smem_address(&shared.key_full[at]);
   ptx::mbarrier_wait(ptx::smem_address(&shared.key_empty[at]), ring.parity() ^ 1);
   if (lane_id() == 0) {
     shared.tiles[at].block = -1;
+    shared.tiles[at].last = last_pass;
     ptx::mbarrier_arrive(full);
   }
   ptx::cp_async_mbarrier_arrive_noinc(full);
@@ -232,8 +234,9 @@ template <Mode kMode, int kHeads>
 __device__ __forceinline__ void copy_loop(const ScoreArgs& args, const TensorMaps& maps,
                                           Shared& shared) {
   Ring key_ring;
+  constexpr int kPasses = kMode == Mode::kAppend ? 2 : 1;
 #pragma unroll 1
-  for (int pass = 0; pass < (kMode == Mode::kAppend ? 2 : 1); ++pass) {
+  for (int pass = 0; pass < kPasses; ++pass) {
     ShareWalk<kMode> walk(args, shared, pass == 1);
     bool more = walk.next();
     if (more) copy_keys<kMode>(args, maps, shared, key_ring);
@@ -260,9 +263,9 @@ __device__ __forceinline__ void copy_loop(const ScoreArgs& args, const TensorMap
         __syncwarp();
       }
     }
-    post_end(shared, key_ring);
+    post_end(shared, key_ring, pass == kPasses - 1);
     // Only then it is known which blocks are to be repaired.
-    if (kMode == Mode::kAppend && pass == 0) ptx::bar_sync(kRepairBarrier, kRepairThreads);
+    if (pass < kPasses - 1) ptx::bar_sync(kPassBarrier, kPassThreads);
   }
   ptx::cp_async_wait_all();
 }
@@ -273,19 +276,15 @@ inline constexpr int kMmaSteps = kDim / 32;
 
 inline constexpr int kAccumulators = kTileKeys / 2;  // of a lane: 2 rows x 28 keys
 
-// Adds one head's share: sum += half_weight relu(acc) for even keys, whose sums thus
-// stay halves until the end; odd keys take x + |x| = 2 relu(x), for that is on the
-// FMA pipe, where max.NaN is on the busier ALU.  Both scalings are exact but for weights
-// below 2**-125, whose half is rounded, and sums that overflow: hopper_few.cuh has the
-// same bits there too.
+// Adds one head's share: sum += half_weight * 2 relu(acc).  2 relu(x) = x + |x| is on the FMA
+// pipe, which is faster here than max.NaN on the ALU or a mixture.  Halving is exact but for
+// weights below 2**-125: hopper_few.cuh has the same bits there too.
 __device__ __forceinline__ void add_head(float (&sum)[kAccumulators],
                                          const float (&acc)[kAccumulators], float half_weight0,
                                          float half_weight1) {
 #pragma unroll
   for (int i = 0; i < kAccumulators; ++i) {
-    const float x = acc[i];
-    sum[i] = fmaf(i % 2 == 0 ? ptx::max_nan(x, 0.0f) : x + fabsf(x),
-                  i / 2 % 2 == 0 ? half_weight0 : half_weight1, sum[i]);
+    sum[i] = fmaf(acc[i] + fabsf(acc[i]), i / 2 % 2 == 0 ? half_weight0 : half_weight1, sum[i]);
   }
 }
 

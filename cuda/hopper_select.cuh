@@ -17,8 +17,8 @@
 
 #include <cstdint>
 
-#include "cuda/candidates.cuh"
 #include "cuda/hopper_threshold.cuh"
+#include "cuda/row_output.cuh"
 #include "cuda/select_shared.cuh"
 
 namespace jax_fused_topk::hopper {
@@ -40,6 +40,8 @@ struct RowPiece {
 struct Gathering {
   RowPiece pieces[kMaxCtas];
   uint32_t ends[kMaxCtas * kRowSegments];  // candidates up to the end of each segment
+  int32_t segments;
+  uint32_t total;  // candidates
 };
 
 struct SelectMemory {
@@ -154,19 +156,34 @@ __device__ __forceinline__ void put_ascending(const uint2* candidates, uint32_t 
     if (choice.takes(candidate)) atomicOr(&bitmap[bit / 32], 1u << bit % 32);
   }
   __syncthreads();
+  // How many are before each word: among its warp's words, then among all.
+  const int warp = threadIdx.x / 32;
+  const int warp_words = static_cast<int>(ceil_div(words, 128 * FilterGroup::kWarps)) * 128;
+  const int first_word = warp * warp_words, last_word = min(words, first_word + warp_words);
   uint32_t done = 0;
-  for (int first = 0; first < words; first += 4 * kFilterThreads) {
-    const int w = first + 4 * threadIdx.x;
+  for (int base = first_word; base < last_word; base += 128) {
+    const int w = base + 4 * lane_id();
     uint4 four = make_uint4(0, 0, 0, 0);
-    if (w < words) four = *reinterpret_cast<const uint4*>(bitmap + w);
-    const uint32_t a = __popc(four.x), b = __popc(four.y), c = __popc(four.z);
-    uint32_t total;
-    const uint32_t at = done + sum_before(a + b + c + __popc(four.w), sums, total);
-    done += total;
-    if (w < words) {
+    if (w < last_word) four = *reinterpret_cast<const uint4*>(bitmap + w);
+    const uint32_t a = __popc(four.x), b = a + __popc(four.y), c = b + __popc(four.z);
+    const uint32_t sum = c + __popc(four.w), upto = sum_to_lane(sum), at = done + upto - sum;
+    done += __shfl_sync(kFullWarp, upto, 31);
+    if (w < last_word) {
       *reinterpret_cast<uint2*>(before + w) =
-          make_uint2(at | (at + a) << 16, (at + a + b) | (at + a + b + c) << 16);
+          make_uint2(at | (at + a) << 16, (at + b) | (at + c) << 16);
     }
+  }
+  if (lane_id() == 0) sums[warp] = done;
+  __syncthreads();
+  uint32_t warps_before = 0;
+#pragma unroll
+  for (int w = 0; w < FilterGroup::kWarps; ++w) {
+    if (w < warp) warps_before += sums[w];
+  }
+  for (int w = first_word + 4 * lane_id(); w < last_word; w += 128) {
+    uint2& four = *reinterpret_cast<uint2*>(before + w);
+    four.x += warps_before * 0x10001u;
+    four.y += warps_before * 0x10001u;
   }
   __syncthreads();
 #pragma unroll 4
@@ -179,52 +196,64 @@ __device__ __forceinline__ void put_ascending(const uint2* candidates, uint32_t 
   }
 }
 
-// Finds the pieces of a row and sums up its candidates.
-__device__ __forceinline__ uint32_t find_segments(const ScoreArgs& args, int block, int row,
-                                                  Gathering& gathering, uint32_t* sums,
-                                                  int& segments) {
+// Finds the pieces of a row and sums up its candidates.  A warp calls it.
+__device__ __forceinline__ void find_segments(const ScoreArgs& args, int block, int row,
+                                              Gathering& gathering) {
+  constexpr int kUnroll = 4;
   const Workspace workspace(args);
   const Pieces pieces(args, block);
   const bool repaired = pieces.tiles > 0 && workspace.state(block)->repaired_by != 0;
-  const int piece_count = repaired ? 1 : pieces.count();
-  segments = piece_count * kRowSegments;
-  for (int i = threadIdx.x; i < piece_count; i += kFilterThreads) {
+  const int piece_count = repaired ? 1 : pieces.count(), segments = piece_count * kRowSegments;
+  uint32_t total = 0;
+  for (int base = 0; base < segments; base += 32 * kUnroll) {
+    uint32_t sizes[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int s = base + 32 * u + lane_id();
+      const int64_t piece = int64_t{block} + pieces.first_cta + s / kRowSegments;
+      sizes[u] = s < segments ? workspace.counts(piece, row)[s % kRowSegments] : 0;
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const int s = base + 32 * u + lane_id();
+      const uint32_t upto = total + sum_to_lane(sizes[u]);
+      if (s < segments) gathering.ends[s] = upto;
+      total = __shfl_sync(kFullWarp, upto, 31);
+    }
+  }
+  for (int i = lane_id(); i < piece_count; i += 32) {
     const Piece piece =
         repaired ? pieces.whole(args.plan, block) : pieces.piece(args.plan, block, i);
     gathering.pieces[i] = {workspace.segment(piece, row, 0), piece.capacity};
   }
-  uint32_t total = 0;
-  for (int base = 0; base < segments; base += kFilterThreads) {
-    const int s = base + threadIdx.x;
-    uint32_t size = 0;
-    if (s < segments) {
-      const int64_t piece = int64_t{block} + pieces.first_cta + s / kRowSegments;
-      size = workspace.counts(piece, row)[s % kRowSegments];
-    }
-    uint32_t sum;
-    const uint32_t before = total + sum_before(size, sums, sum);
-    if (s < segments) gathering.ends[s] = before + size;
-    total += sum;
+  if (lane_id() == 0) {
+    gathering.segments = segments;
+    gathering.total = total;
   }
-  __syncthreads();
-  return total;
 }
 
-// Brings the row's candidates [begin, end), in the order of the segments, to `to`.
+// Brings the row's candidates [begin, end), in the order of the segments, to `to`, and makes
+// keys of their scores.  All are on their way at once: segments are short, and memory is far.
 __device__ __forceinline__ void gather(const Gathering& gathering, int segments, uint32_t begin,
                                        uint32_t end, uint2* to) {
+  const uint32_t address = ptx::smem_address(to);
   for (int s = threadIdx.x / 32; s < segments; s += FilterGroup::kWarps) {
     const uint32_t start = s == 0 ? 0 : gathering.ends[s - 1];
     const uint32_t first = max(start, begin), last = min(gathering.ends[s], end);
     const RowPiece& piece = gathering.pieces[s / kRowSegments];
-    const auto* from =
-        reinterpret_cast<const uint2*>(piece.candidates) + s % kRowSegments * piece.capacity;
+    const Candidate* from = piece.candidates + s % kRowSegments * piece.capacity;
 #pragma unroll 4
     for (uint32_t i = first + lane_id(); i < last; i += 32) {
-      const uint2 candidate = from[i - start];
-      to[i - begin] = make_uint2(total_order_key(canonical_score_bits(candidate.x)), candidate.y);
+      ptx::cp_async_8(address + (i - begin) * sizeof(uint2), from + (i - start));
     }
   }
+  ptx::cp_async_wait_all();
+  __syncthreads();
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < end - begin; i += kFilterThreads) {
+    to[i].x = total_order_key(canonical_score_bits(to[i].x));
+  }
+  __syncthreads();
 }
 
 // Calls put(position, candidate) for the chosen ones, in the order they lie; put may
@@ -287,8 +316,10 @@ __global__ __launch_bounds__(kFilterThreads) void select_kernel(
   }
   memory.select.histogram[threadIdx.x] = make_uint4(0, 0, 0, 0);
   auto& gathering = *memory.rest<Gathering>(topk);
-  int segments;
-  const uint32_t total = find_segments(args, block, row, gathering, memory.sums, segments);
+  if (threadIdx.x < 32) find_segments(args, block, row, gathering);
+  __syncthreads();
+  const int segments = gathering.segments;
+  const uint32_t total = gathering.total;
   uint2* candidates = memory.candidates;
   const uint32_t most = static_cast<uint32_t>(held_candidates(topk));
   uint32_t held = 0;
@@ -302,7 +333,6 @@ __global__ __launch_bounds__(kFilterThreads) void select_kernel(
     gather(gathering, segments, begin, end, candidates + held);
     held += end - begin;
     begin = end;
-    __syncthreads();
   }
   const Choice choice = choose(candidates, held, topk, memory.select);
   if (SelectMemory::sorts(params.order, args.in.keys)) {

@@ -30,17 +30,6 @@ struct ThresholdMemory {
   }
 };
 
-// Keys in shared memory, for select_shared.
-struct SampleSource {
-  static constexpr int kWide = 4;
-  const uint32_t* keys;
-  __device__ __forceinline__ uint32_t key(uint32_t i) const { return keys[i]; }
-  __device__ __forceinline__ void load(uint32_t i, uint32_t (&four)[kWide]) const {
-    const uint4 vector = *reinterpret_cast<const uint4*>(keys + i);
-    four[0] = vector.x, four[1] = vector.y, four[2] = vector.z, four[3] = vector.w;
-  }
-};
-
 __global__ __launch_bounds__(kFilterThreads) void threshold_kernel(
     const __grid_constant__ ScoreArgs args) {
   extern __shared__ __align__(16) uint8_t threshold_memory[];
@@ -81,7 +70,7 @@ __global__ __launch_bounds__(kFilterThreads) void threshold_kernel(
   uint32_t threshold = kPositiveNaN;
   if (rank <= in_range) {
     const Threshold found =
-        select_shared(SampleSource{memory.keys}, 0, sampled, rank, rank / 32, memory.select);
+        select_shared(SharedKeys{memory.keys}, 0, sampled, rank, rank / 32, memory.select);
     // The test is strict, so one step below; of +0 that is not -0, which equals it.  Below
     // -inf comes a NaN.
     const uint32_t zero = total_order_key(0);

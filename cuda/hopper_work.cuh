@@ -16,6 +16,7 @@
 #include <cstdint>
 
 #include "cuda/hopper_layout.h"
+#include "cuda/hopper_ptx.cuh"
 #include "cuda/select.cuh"
 #include "ffi/contract.h"
 
@@ -174,6 +175,9 @@ struct Piece {
   int64_t number;  // among all pieces
   int64_t offset;  // of its room, in candidates of a segment
   int32_t capacity;
+
+  __device__ __forceinline__ Piece(int64_t number, int64_t offset, int64_t room)
+      : number(number), offset(offset), capacity(static_cast<int32_t>(min64(room, kMaxCapacity))) {}
 };
 
 // Blocks and CTAs both ascend from piece to piece, and one of them by one.
@@ -182,7 +186,7 @@ __device__ __forceinline__ Piece piece_at(const Plan& plan, int block, int cta, 
   const int64_t room = plan.block_capacity;
   const int64_t from = room * begin / tiles, to = room * end / tiles;
   const int64_t number = int64_t{block} + cta;
-  return {number, room * block + from + kSpare * number, static_cast<int32_t>(to - from) + kSpare};
+  return {number, room * block + from + kSpare * number, to - from + kSpare};
 }
 
 // The room of all pieces of a block as one, for its repair.
@@ -190,7 +194,7 @@ __device__ __forceinline__ Piece whole_piece(const Plan& plan, int block, int fi
                                              int last_cta) {
   const int64_t number = int64_t{block} + first_cta;
   return {number, int64_t{plan.block_capacity} * block + kSpare * number,
-          plan.block_capacity + kSpare * (last_cta - first_cta + 1)};
+          int64_t{plan.block_capacity} + kSpare * (last_cta - first_cta + 1)};
 }
 
 // The workspace's arrays.
@@ -198,8 +202,9 @@ struct Workspace {
   const Plan& plan;
   uint8_t* memory;
 
+  // Hidden, or the compiler keeps what follows from it in registers, over the loop over heads.
   __device__ __forceinline__ explicit Workspace(const ScoreArgs& args)
-      : plan(args.plan), memory(args.workspace) {}
+      : plan(args.plan), memory(ptx::hide(args.workspace)) {}
 
   template <class Type>
   __device__ __forceinline__ Type* at(int64_t offset) const {

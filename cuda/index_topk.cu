@@ -31,6 +31,7 @@
 #include "cuda/launch.h"
 #include "cuda/limits.h"
 #include "cuda/merge_splits.h"
+#include "cuda/row_output.cuh"
 #include "cuda/score_tile.cuh"
 #include "cuda/select.cuh"
 

@@ -160,8 +160,16 @@ inline int64_t top_k_workspace_ctas(int64_t rows, int64_t k, Order order) {
 // Bytes of TopkParams::workspace; a function of shapes only.
 inline int64_t top_k_workspace_bytes(int64_t rows, int64_t keys, int64_t k, Order order) {
   if (k <= kMaxFilterTopk) return TopkParts(rows, keys, k).bytes();
-  const int64_t ctas = top_k_workspace_ctas(rows, k, order);
-  return ctas == 0 ? 0 : ctas * next_power_of_two(k) * int64_t{sizeof(uint64_t)};
+  return top_k_workspace_ctas(rows, k, order) * next_power_of_two(k) * int64_t{sizeof(uint64_t)};
+}
+
+// The same at most, whatever the number of rows is.
+inline int64_t top_k_workspace_bound(int64_t keys, int64_t k, Order order) {
+  if (k > kMaxFilterTopk) return top_k_workspace_bytes(kMaxTopkCtas, keys, k, order);
+  if (keys < kMinCutKeys) return 0;
+  // As many rows as parts, and they are never more: see TopkParts::bytes.
+  return kMaxTopkParts *
+         (top_k_capacity(k) * int64_t{sizeof(uint64_t)} + 3 * int64_t{sizeof(uint32_t)});
 }
 
 }  // namespace jax_fused_topk

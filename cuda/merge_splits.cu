@@ -17,6 +17,7 @@
 #include "cuda/launch.h"
 #include "cuda/limits.h"
 #include "cuda/merge_splits.h"
+#include "cuda/row_output.cuh"
 #include "cuda/select.cuh"
 
 namespace jax_fused_topk {

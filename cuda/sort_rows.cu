@@ -155,29 +155,15 @@ __device__ __forceinline__ bool sort_by_bins(const uint64_t (&pairs)[kPerThread]
                                              const OutputRow<Type>& out) {
   uint4* mine = reinterpret_cast<uint4*>(shared.bins + kBinsPerThread * threadIdx.x);
   mine[0] = mine[1] = make_uint4(0, 0, 0, 0);
-  uint32_t low = 0xFFFFFFFFu, high = 0;
+  KeySpan span;
 #pragma unroll
   for (int e = 0; e < kPerThread; ++e) {
-    if (threadIdx.x + e * kThreads < count) {
-      low = min(low, pair_key(pairs[e]));
-      high = max(high, pair_key(pairs[e]));
-    }
+    if (threadIdx.x + e * kThreads < count) span.add(pair_key(pairs[e]));
   }
-  low = __reduce_min_sync(kFullWarp, low);
-  high = __reduce_max_sync(kFullWarp, high);
-  if (lane_id() == 0) {
-    shared.low[threadIdx.x / 32] = low;
-    shared.high[threadIdx.x / 32] = high;
-  }
-  __syncthreads();
-#pragma unroll
-  for (int w = 0; w < kThreads / 32; ++w) {
-    low = min(low, shared.low[w]);
-    high = max(high, shared.high[w]);
-  }
+  span.reduce<Group<kThreads / 32>>(shared.low, shared.high);
   // The highest key is in bin 0.
-  const int shift = max(0, 32 - __clz(high - low) - __ffs(kBins) + 1);
-  const auto bin = [&](uint64_t pair) { return (high - pair_key(pair)) >> shift; };
+  const int shift = max(0, 32 - __clz(span.high - span.low) - __ffs(kBins) + 1);
+  const auto bin = [&](uint64_t pair) { return (span.high - pair_key(pair)) >> shift; };
 
 #pragma unroll
   for (int e = 0; e < kPerThread; ++e) {

@@ -169,24 +169,17 @@ __device__ __forceinline__ void load_keys(const RowTiles<Type>& row, uint32_t* k
 }
 
 // Keys in shared memory whose index is their position and an offset.
-struct KeySource {
-  static constexpr int kWide = 4;
-  const uint32_t* keys;
+struct KeySource : SharedKeys {
   int32_t index_of_first;
-  __device__ __forceinline__ void load(uint32_t i, uint32_t (&four)[kWide]) const {
-    const uint4 vector = *reinterpret_cast<const uint4*>(keys + i);
-    four[0] = vector.x, four[1] = vector.y, four[2] = vector.z, four[3] = vector.w;
-  }
-  __device__ __forceinline__ uint32_t key(uint32_t i) const { return keys[i]; }
   __device__ __forceinline__ int32_t index(uint32_t i) const {
     return index_of_first + static_cast<int32_t>(i);
   }
 };
 
 // A row of n <= k values.
-template <class Type>
+template <class Type, class Row>
 __device__ __forceinline__ void copy_row(const typename Type::Bits* x, const KeyRange& range,
-                                         uint32_t k, const OutputRow<Type>& out) {
+                                         uint32_t k, const Row& out) {
   const uint32_t size = range.size();
   for (uint32_t i = threadIdx.x; i < size; i += kFilterThreads) {
     const int32_t index = range.start + static_cast<int32_t>(i);
@@ -196,14 +189,14 @@ __device__ __forceinline__ void copy_row(const typename Type::Bits* x, const Key
 }
 
 // A row whose keys fit in shared memory.
-template <class Type>
+template <class Type, class Row>
 __device__ __forceinline__ void choose_directly(const RowTiles<Type>& row, uint32_t k,
                                                 uint32_t* keys, FilterShared& shared,
-                                                const OutputRow<Type>& out) {
+                                                const Row& out) {
   shared.select.histogram[threadIdx.x] = make_uint4(0, 0, 0, 0);
   load_keys(row, keys);
   __syncthreads();
-  const KeySource source{keys, row.index_of_first};
+  const KeySource source{{keys}, row.index_of_first};
   const Threshold threshold = select_shared(source, row.begin, row.end, k, 0, shared.select);
   put_chosen(source, row.begin, row.end, threshold, shared, out);
 }
@@ -234,7 +227,7 @@ __device__ __forceinline__ uint32_t sample_floor(const RowTiles<Type>& row, uint
   const float expected = size * share;
   const uint32_t rank = static_cast<uint32_t>(expected + 4 * sqrtf(expected * (1 - share)) + 4);
   if (rank >= size) return 0;
-  return select_shared(KeySource{keys, 0}, 0, size, rank, rank / 16, shared.select).key;
+  return select_shared(SharedKeys{keys}, 0, size, rank, rank / 16, shared.select).key;
 }
 
 // Chooses among the candidates.
@@ -343,7 +336,8 @@ __device__ __forceinline__ KeyRange cta_range(const TopkParams& p) {
   return clamp_range(p.starts[r], p.ends[r], p.keys);
 }
 
-template <class Type, bool kInParts>
+// Row: OutputRow or IndexRow.
+template <class Type, class Row, bool kInParts>
 __global__ __launch_bounds__(kFilterThreads, kInParts ? 3 : 4) void top_k_filter_kernel(
     const __grid_constant__ TopkParams p, const __grid_constant__ TopkParts plan) {
   using Bits = typename Type::Bits;
@@ -354,7 +348,7 @@ __global__ __launch_bounds__(kFilterThreads, kInParts ? 3 : 4) void top_k_filter
   const uint32_t k = static_cast<uint32_t>(p.k);
   if (cta_row<kInParts>() >= p.rows) return;
   const auto values = [&] { return static_cast<const Bits*>(p.x) + cta_row<kInParts>() * p.keys; };
-  const auto out = [&] { return OutputRow<Type>(p, cta_row<kInParts>()); };
+  const auto out = [&] { return Row(p, cta_row<kInParts>()); };
   const KeyRange range = cta_range<kInParts>(p);
   const uint32_t size = range.size();
   const RowTiles<Type> row(values(), range);
@@ -400,13 +394,13 @@ __global__ __launch_bounds__(kFilterThreads, kInParts ? 3 : 4) void top_k_filter
   choose(candidates, count, k, shared.filter, out());
 }
 
-template <class Type>
+template <class Type, class Row>
 cudaError_t launch(const TopkParams& p, cudaStream_t stream) {
   const TopkParts plan(p.rows, p.keys, p.k);
   if (p.workspace_bytes < plan.bytes()) return cudaErrorInvalidValue;
   const size_t bytes = sizeof(Shared) + plan.capacity * sizeof(uint2);
   const auto kernel =
-      plan.parts > 1 ? top_k_filter_kernel<Type, true> : top_k_filter_kernel<Type, false>;
+      plan.parts > 1 ? top_k_filter_kernel<Type, Row, true> : top_k_filter_kernel<Type, Row, false>;
   Residency residency;
   cudaError_t error = prepare(kernel, kFilterThreads, bytes, residency);
   if (error != cudaSuccess) return error;
@@ -423,8 +417,15 @@ cudaError_t launch(const TopkParams& p, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t launch_top_k_filter(const TopkParams& params, cudaStream_t stream) {
-  return with_element(params.element,
-                      [&](auto type) { return launch<decltype(type)>(params, stream); });
+  if (params.values == nullptr) {
+    // Only index_topk leaves them out.
+    if (params.element != Element::kF32) return cudaErrorInvalidValue;
+    return launch<Float32, IndexRow<Float32>>(params, stream);
+  }
+  return with_element(params.element, [&](auto type) {
+    using Type = decltype(type);
+    return launch<Type, OutputRow<Type>>(params, stream);
+  });
 }
 
 }  // namespace jax_fused_topk

@@ -30,6 +30,18 @@ using S32x2 = ffi::Buffer<ffi::S32, 2>;
 using S32x3 = ffi::Buffer<ffi::S32, 3>;
 using U8x1 = ffi::Buffer<ffi::U8, 1>;
 
+// Adds the operands of the indexer to a handler's binding.
+template <typename Binding>
+auto bind_index_inputs(Binding&& binding) {
+  return std::move(binding)
+      .template Arg<ffi::AnyBuffer>()  // q [B, Q, H, D]
+      .template Arg<ffi::AnyBuffer>()  // k [B, N, D]
+      .template Arg<F32x3>()           // weights [B, Q, H]
+      .template Arg<F32x2>()           // k_scale [B, N]
+      .template Arg<S32x2>()           // starts [B, Q]
+      .template Arg<S32x2>();          // ends [B, Q]
+}
+
 // Kernels read q, k and x in 16-byte pieces.
 inline constexpr uintptr_t kAlignment = 16;
 

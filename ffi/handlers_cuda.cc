@@ -125,34 +125,22 @@ using jax_fused_topk::F32x2, jax_fused_topk::F32x3, jax_fused_topk::S32x1, jax_f
     jax_fused_topk::S32x3, jax_fused_topk::U8x1;
 namespace ffi = ::xla::ffi;
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JftIndexTopkCuda, jax_fused_topk::index_topk,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::DeviceOrdinal>()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<ffi::AnyBuffer>()  // q [B, Q, H, D]
-                                  .Arg<ffi::AnyBuffer>()  // k [B, N, D]
-                                  .Arg<F32x3>()           // weights [B, Q, H]
-                                  .Arg<F32x2>()           // k_scale [B, N]
-                                  .Arg<S32x2>()           // starts [B, Q]
-                                  .Arg<S32x2>()           // ends [B, Q]
-                                  .Attr<int32_t>("order")
-                                  .Ret<F32x3>()  // scores [B, Q, K or 0]
-                                  .Ret<S32x3>()  // indices [B, Q, K]
-                                  .Ret<U8x1>(),  // workspace
-                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    JftIndexTopkCuda, jax_fused_topk::index_topk,
+    jax_fused_topk::bind_index_inputs(
+        ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>())
+        .Attr<int32_t>("order")
+        .Ret<F32x3>()  // scores [B, Q, K or 0]
+        .Ret<S32x3>()  // indices [B, Q, K]
+        .Ret<U8x1>(),  // workspace
+    {ffi::Traits::kCmdBufferCompatible});
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JftIndexScoresCuda, jax_fused_topk::index_scores,
-                              ffi::Ffi::Bind()
-                                  .Ctx<ffi::DeviceOrdinal>()
-                                  .Ctx<ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<F32x3>()
-                                  .Arg<F32x2>()
-                                  .Arg<S32x2>()
-                                  .Arg<S32x2>()
-                                  .Ret<F32x3>(),  // scores [B, Q, N]
-                              {ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    JftIndexScoresCuda, jax_fused_topk::index_scores,
+    jax_fused_topk::bind_index_inputs(
+        ffi::Ffi::Bind().Ctx<ffi::DeviceOrdinal>().Ctx<ffi::PlatformStream<cudaStream_t>>())
+        .Ret<F32x3>(),  // scores [B, Q, N]
+    {ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JftTopkCuda, jax_fused_topk::top_k,
                               ffi::Ffi::Bind()

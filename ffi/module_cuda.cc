@@ -38,17 +38,23 @@ NB_MODULE(_cuda, m) {
   });
   // The first keys of the groups of 8 that the Hopper path samples of a row of N keys.
   m.def("hopper_sampled_groups", [](int64_t keys) {
-    const int groups =
-        jft::hopper::sample_tiles(keys) * jft::hopper::kCtaKeys / jft::hopper::kGroupKeys;
+    const int groups = jft::hopper::sample_tiles(keys) * jft::hopper::kCtaGroups;
     std::vector<int32_t> first;
     for (int g = 0; g < groups; ++g) {
       first.push_back(jft::hopper::sample_key({0, static_cast<int32_t>(keys)}, g, groups));
     }
     return first;
   });
+  m.def("hopper_supported", [element](bool fp8, int64_t heads, int64_t dim) {
+    return jft::hopper::supported(element(fp8), heads, dim);
+  });
+  m.attr("HOPPER_MAX_DENSE_KEYS") = jft::hopper::kMaxDenseKeys;
   m.attr("HOPPER_TILE_KEYS") = jft::hopper::kCtaKeys;
   m.attr("HOPPER_MAX_FEW_BYTES") = jft::hopper::kMaxFewBytes;
   m.def("top_k_workspace_bytes", [](int64_t rows, int64_t keys, int64_t k, int order) {
     return jft::top_k_workspace_bytes(rows, keys, k, static_cast<jft::Order>(order));
+  });
+  m.def("top_k_workspace_bound", [](int64_t keys, int64_t k, int order) {
+    return jft::top_k_workspace_bound(keys, k, static_cast<jft::Order>(order));
   });
 }

@@ -9,9 +9,6 @@ import jax.numpy as jnp
 
 from jax_fused_topk import _checks, _ffi
 
-# top_k's buffers belong to CTAs, and it gives one to no more than this many.
-MAX_CTAS = 1024
-
 
 def index_topk_bytes(q: Any, keys: Any, topk: int, order: int, return_scores: bool) -> int:
     """Bytes that `index_topk` needs.
@@ -33,11 +30,11 @@ def index_topk_bytes(q: Any, keys: Any, topk: int, order: int, return_scores: bo
 
 def top_k_bytes(rows: Any, keys: Any, k: int, order: int) -> int:
     """Bytes that `top_k` needs; R and N may be symbolic, `order` is the FFI attribute."""
-    exact = _ffi.cuda_module().top_k_workspace_bytes
+    cuda = _ffi.cuda_module()
     if _concrete(rows, keys):
-        return int(exact(rows, keys, k, order))
+        return int(cuda.top_k_workspace_bytes(rows, keys, k, order))
     keys = keys if _concrete(keys) else _checks.MAX_KEYS
-    return max(int(exact(count, keys, k, order)) for count in range(1, MAX_CTAS + 1))
+    return int(cuda.top_k_workspace_bound(keys, k, order))
 
 
 def _concrete(*sizes: Any) -> bool:

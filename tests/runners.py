@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 import jax_fused_topk
+from jax_fused_topk import _ffi
 
 _index_topk = jax.jit(
     jax_fused_topk.index_topk, static_argnames=("topk", "order", "return_scores", "implementation")
@@ -55,7 +56,8 @@ class Runner:
         *_, heads, dim = x.q.shape
         fp8 = x.q.dtype.itemsize == 1
         hopper = self.device.compute_capability.startswith("9.")
-        return "hopper" if hopper and fp8 and dim == 128 and heads in (32, 64) else "cuda"
+        served = _ffi.cuda_module().hopper_supported(fp8, heads, dim)
+        return "hopper" if hopper and served else "cuda"
 
     def put(self, tree):
         """Moves arrays to the runner's device; None stays None."""
