@@ -115,9 +115,15 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument(
         "--chunk", type=int, default=CHUNK_QUERIES,
-        help="queries of the timed prefill step, the last of each length (%(default)s)",
+        help="queries of a prefill step; the one timed alone is the last (%(default)s)",
     )  # fmt: skip
-    parser.add_argument("--repeats", type=int, default=5, help="timed rounds (%(default)s)")
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="timed rounds of the step (%(default)s)"
+    )
+    parser.add_argument(
+        "--prefill-repeats", type=int, default=2,
+        help="timed rounds of the whole prefill of each length, 0 for none (%(default)s)",
+    )  # fmt: skip
     parser.add_argument("--small", action="store_true", help="time at the check's dimensions")
     parser.add_argument("--out", type=Path, help="file for JSON lines")
     args = parser.parse_args(argv)
@@ -125,6 +131,8 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"--chunk must be at least 1, got {args.chunk}")
     if args.repeats < 1:
         parser.error(f"--repeats must be at least 1, got {args.repeats}")
+    if args.prefill_repeats < 0:
+        parser.error(f"--prefill-repeats must be at least 0, got {args.prefill_repeats}")
     if args.benchmark and not args.small and jax.default_backend() == "cpu":
         parser.error(
             "--benchmark needs a GPU at DeepSeek-V3.2's dimensions, and JAX found none; try "
@@ -134,6 +142,11 @@ def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     shortest = max(args.chunk, config.topk)
     if min(args.lengths) < shortest:
         parser.error(f"--lengths must be at least {shortest}, got {min(args.lengths)}")
+    if args.prefill_repeats and any(length % args.chunk for length in args.lengths):
+        parser.error(
+            f"--lengths must be multiples of --chunk {args.chunk} for the whole prefill, got "
+            f"{' '.join(map(str, args.lengths))}; --prefill-repeats 0 leaves it out"
+        )
     return args
 
 
@@ -142,7 +155,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse_arguments(argv)
     if args.benchmark:
         config = SMALL if args.small else DEEPSEEK_V32
-        benchmark.run(config, args.lengths, args.chunk, args.repeats, args.out)
+        benchmark.run(
+            config, args.lengths, args.chunk, args.repeats, args.prefill_repeats, args.out
+        )
         return 0
     results = check()
     for name, comparison in results.items():

@@ -223,12 +223,14 @@ def test_script_checks(capsys):
 def test_script_benchmarks(tmp_path, capsys):
     out = tmp_path / "model.jsonl"
     arguments = ["--benchmark", "--small", "--lengths", "48", "--chunk", "16"]
-    assert dsa_attention.main([*arguments, "--repeats", "2", "--out", str(out)]) == 0
+    arguments += ["--repeats", "2", "--prefill-repeats", "0", "--out", str(out)]
+    assert dsa_attention.main(arguments) == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [(x["q"], x["n"], x["implementation"]) for x in lines] == [
         (16, 48, name) for name in benchmark.CHOICES
     ]
     assert len({x["run_id"] for x in lines}) == 1
+    assert not any(name.startswith("prefill") for x in lines for name in x)
     for x in lines:
         assert len(x["block_ms_samples"]) == len(x["indexer_ms_samples"]) == 2
         assert x["block_ms"] > 0 and x["indexer_ms"] > 0
