@@ -147,21 +147,32 @@ def lengths() -> str:
     return cases_table(lines_of("lengths"), columns)
 
 
-def model() -> str:
-    """The attention block of examples/dsa_attention.py, wall ms."""
+def model(block: str = "block", prefix: str = "") -> str:
+    """The attention block of examples/dsa_attention.py, wall ms.
+
+    Args:
+      block: "block" for one step, "prefill" for all; lines without its time have no row.
+      prefix: how the other fields' names begin.
+    """
+
+    def saving(line: Line, kind: str) -> str:
+        ms = line[f"{prefix}{kind}_saving_ms"]
+        return digits(ms) if ms else ""
+
     rows = [
         [
             str(line["n"]),
             f"`{line['implementation']}`",
-            digits(line["block_ms"]),
-            digits(line["indexer_ms"]),
-            f"{line['indexer_share']:.0%}",
-            digits(line["measured_saving_ms"]) if line["measured_saving_ms"] else "",
-            digits(line["predicted_saving_ms"]) if line["predicted_saving_ms"] else "",
+            digits(line[f"{block}_ms"]),
+            digits(line[f"{prefix}indexer_ms"]),
+            f"{line[f'{prefix}indexer_share']:.0%}",
+            saving(line, "measured"),
+            saving(line, "predicted"),
         ]
         for line in other_lines("model")
+        if f"{block}_ms" in line
     ]
-    header = ["N", "choice", "block", "indexer", "its share", "saved", "saved, predicted"]
+    header = ["N", "choice", block, "indexer", "its share", "saved", "saved, predicted"]
     return markdown(header, rows)
 
 
@@ -337,6 +348,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "indexer, few queries": lambda: indexer(records.choose(lines_of("small-q"), inputs="random")),
     "lengths": lengths,
     "model": model,
+    "model, whole prefill": lambda: model("prefill", "prefill_"),
     "counts": counts,
     "devices": devices,
     "memory": memory,

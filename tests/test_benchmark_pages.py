@@ -133,6 +133,41 @@ def test_the_table_of_unkind_rows_divides_by_random_rows(committed):
     assert "| ascending | 5.00 (2.50) |" in tables.TABLES["unkind rows, index_topk"]()
 
 
+def test_the_models_tables_from_lines_with_and_without_a_prefill(committed, tmp_path):
+    step = {"n": 8192, "block_ms": 30.0, "indexer_ms": 12.0, "indexer_share": 0.4}
+    whole = {"prefill_ms": 6550.4, "prefill_indexer_ms": 5895.36, "prefill_indexer_share": 0.9}
+    saved = {"measured_saving_ms": 10.5, "predicted_saving_ms": 11.5}
+    saved_whole = {"prefill_measured_saving_ms": 22.25, "prefill_predicted_saving_ms": -0.5}
+    no_saving = dict.fromkeys(saved, 0.0)
+    old = [
+        {"implementation": "jnp+lax.top_k", **step, **no_saving},
+        {"implementation": "index_topk", **step, **saved},
+    ]
+    path = tmp_path / "h200" / "model.jsonl"
+    path.parent.mkdir()
+
+    def write(lines):
+        path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+
+    write(old)
+    steps = [
+        "| N | choice | block | indexer | its share | saved | saved, predicted |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| 8192 | `jnp+lax.top_k` | 30.0 | 12.0 | 40% |  |  |",
+        "| 8192 | `index_topk` | 30.0 | 12.0 | 40% | 10.5 | 11.5 |",
+    ]
+    assert tables.TABLES["model"]().splitlines() == steps
+    assert tables.TABLES["model, whole prefill"]() == "(not measured yet)"
+
+    write([*old, {**old[1], "n": 16384, **whole, **saved_whole}])
+    assert tables.TABLES["model"]().splitlines() == [*steps, steps[-1].replace("8192", "16384")]
+    assert tables.TABLES["model, whole prefill"]().splitlines() == [
+        steps[0].replace("block", "prefill"),
+        steps[1],
+        "| 16384 | `index_topk` | 6550 | 5895 | 90% | 22.2 | -0.500 |",
+    ]
+
+
 @pytest.mark.parametrize(
     ("x", "text"),
     [
