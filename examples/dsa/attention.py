@@ -13,6 +13,7 @@ QUERY_BLOCK = 64
 Params = dict[str, jax.Array]
 
 
+@jax.named_scope("attention")
 def attend_selected(
     params: Params,
     config: Config,

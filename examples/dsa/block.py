@@ -82,17 +82,18 @@ def append(
 ) -> Cache:
     """Writes the entries of T tokens at `start`; start + T must not exceed N."""
     positions = start + jnp.arange(len(x), dtype=jnp.int32)
-    down = x @ params["kv_down"]
-    latent = rms_norm(down[:, : config.kv_rank], params["kv_norm"])
-    k_rope = rope(down[:, config.kv_rank :], positions, config.rope_base)
-    entries = Cache(
-        jnp.concatenate([latent, k_rope], axis=-1), index_keys(params, config, x, positions)
-    )
+    with jax.named_scope("projections"):
+        down = x @ params["kv_down"]
+        latent = rms_norm(down[:, : config.kv_rank], params["kv_norm"])
+        k_rope = rope(down[:, config.kv_rank :], positions, config.rope_base)
+        latents = jnp.concatenate([latent, k_rope], axis=-1)
+    entries = Cache(latents, index_keys(params, config, x, positions))
     return jax.tree.map(
         lambda old, new: lax.dynamic_update_slice_in_dim(old, new, start, 0), cache, entries
     )
 
 
+@jax.named_scope("projections")
 def project_queries(params: Params, config: Config, x: jax.Array, positions: jax.Array) -> Queries:
     """Low-rank queries of x [T, hidden] at `positions` [T]."""
     latent = rms_norm(x @ params["q_down"], params["q_norm"])
@@ -101,6 +102,7 @@ def project_queries(params: Params, config: Config, x: jax.Array, positions: jax
     return Queries(latent, nope, rope(turned, positions, config.rope_base))
 
 
+@jax.named_scope("indexer")
 def select(
     params: Params,
     config: Config,
@@ -133,7 +135,9 @@ def step(
     q = project_queries(params, config, x, positions)
     indices = select(params, config, x, q.latent, cache, start, choose)
     out = attend_selected(params, config, q.nope, q.rope, cache.latents, indices)
-    return Output(jnp.einsum("thd,hdm->tm", out, params["out"]), indices, cache)
+    with jax.named_scope("projections"):
+        y = jnp.einsum("thd,hdm->tm", out, params["out"])
+    return Output(y, indices, cache)
 
 
 def prefill(

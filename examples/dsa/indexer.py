@@ -51,6 +51,7 @@ def index_queries(
     return IndexQueries(values, weights * factor * scale)
 
 
+@jax.named_scope("indexer")
 def index_keys(
     params: Params,
     config: Config,
