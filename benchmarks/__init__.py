@@ -8,7 +8,9 @@ Measuring:
 - `implementations`, `controls`: what runs side by side, and what is compared with an oracle.
 - `counts`: how often a sampled threshold misled.
 - `hopper_library`: compiles the kernels of the two.
+- `counters`, `nsight`: hardware counters of a call, by Nsight Compute.
 - `timing`, `trace`, `clocks`: interleaved rounds, device time from traces, clock and power.
+- `scopes`: device time by `jax.named_scope`.
 - `runs`: a suite's JSON lines and its table on the screen.
 
 From the JSON lines:

@@ -5,6 +5,7 @@
     python -m benchmarks figures            the pictures of docs/figures/
     python -m benchmarks compare OLD NEW    what got slower; exit code 1 if something did
     python -m benchmarks counts --out FILE  how often sampled thresholds misled, on a Hopper GPU
+    python -m benchmarks counters --out FILE    cycles and bytes by Nsight Compute, on the same
 
 Every line holds one implementation on one shape of one interleaved run.  Divide times of
 one run_id only: a card's clock follows its power.
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import inputs, records, runs, suites
 
-COMMANDS = ("tables", "figures", "compare", "counts")
+COMMANDS = ("tables", "figures", "compare", "counts", "counters")
 
 
 def main(arguments: list[str]) -> int:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from benchmarks import inputs
+from benchmarks import inputs, nsight
 from benchmarks.records import Line
 
 
@@ -33,8 +33,47 @@ def arithmetic_ms(line: Line) -> float | None:
     card = CARDS.get(line["card"])
     if card is None or line["sm_mhz"] is None:
         return None
-    flop = 2 * line["h"] * line["d"] * inputs.causal_pairs(line["q"], line["n"])
-    return flop / (card.fp8_flop_per_clock * line["sm_mhz"] * 1e6) * 1e3
+    return _flop(line) / (card.fp8_flop_per_clock * line["sm_mhz"] * 1e6) * 1e3
+
+
+def peak_share(line: Line) -> float | None:
+    """The products of causal rows over what the FP8 peak does in the cycles of a call.
+
+    2 H D FLOP a valid pair over FLOP a clock times the cycles of all its launches, however
+    fast the clock was.
+
+    Args:
+      line: of `counters`, random or replay inputs.
+
+    Returns:
+      1 at the peak, None where the card is not known.
+    """
+    card = CARDS.get(line["card"])
+    if card is None:
+        return None
+    return _flop(line) / (card.fp8_flop_per_clock * nsight.total(line["launches"], nsight.CYCLES))
+
+
+def moved_bytes(line: Line) -> int:
+    """The bytes of each operand and result of an indexer's call, once.
+
+    FP8 q [Q, H, D] and k [N, D]; four bytes each for weights [Q, H], k_scale [N], starts and
+    ends [Q], and the results: indices [Q, K], of `index_scores` the scores [Q, N]; a control
+    has none.
+
+    Args:
+      line: of `counters`.
+    """
+    q, n, h, d = (line[name] for name in "qnhd")
+    columns = {"index_topk": line["topk"], "index_scores": n}.get(line["implementation"], 0)
+    bytes_moved: int = q * h * d + n * d + 4 * (q * h + n + 2 * q + q * columns)
+    return bytes_moved
+
+
+def _flop(line: Line) -> int:
+    """2 H D a valid pair of causal rows."""
+    flop: int = 2 * line["h"] * line["d"] * inputs.causal_pairs(line["q"], line["n"])
+    return flop
 
 
 def reading_ms(line: Line) -> float | None:

@@ -18,6 +18,7 @@ from jax import lax
 import jax_fused_topk as jft
 from benchmarks.controls import control_call
 from benchmarks.inputs import Operands
+from benchmarks.scopes import by_instruction
 from benchmarks.timing import Call
 
 INDEX = ("index_topk", "index_scores", "index_scores+top_k", "jnp", "reference")
@@ -68,13 +69,14 @@ def calls(
     some = next(iter(sets.values()))[0]
     for name in names:
         for variant in make(name):
-            function, temp_bytes = variant.function, None
+            function, temp_bytes, named = variant.function, None, {}
             if not variant.external:
                 function = jax.jit(function).lower(*some).compile()
                 temp_bytes = int(function.memory_analysis().temp_size_in_bytes)
+                named = by_instruction(function.as_text())
             for kind, turns in sets.items():
                 order, exact = variant.order, variant.exact
-                made.append(Call(name, function, turns, order, kind, exact, temp_bytes))
+                made.append(Call(name, function, turns, order, kind, exact, temp_bytes, named))
     return made
 
 

@@ -43,16 +43,21 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "device_ms_samples": (list,),
     "wall_ms_samples": (list,),
 }
+OPTIONAL: dict[str, tuple[type, ...]] = {  # earlier lines lack them
+    "scopes": (dict,),  # named scope -> median ms, "" for what has none
+}
 
 
 def check(line: Line) -> Line:
     """Returns the line.
 
     Raises:
-      ValueError: if a field is missing or of another type than `FIELDS` says.
+      ValueError: if a field is missing or of another type than `FIELDS` or `OPTIONAL` says.
     """
-    for name, types in FIELDS.items():
+    for name, types in (FIELDS | OPTIONAL).items():
         if name not in line:
+            if name in OPTIONAL:
+                continue
             raise ValueError(f"a line needs the field {name!r}, got {sorted(line)}")
         if not isinstance(line[name], types):
             expected = " or ".join(t.__name__ for t in types)

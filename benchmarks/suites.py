@@ -14,7 +14,7 @@ from typing import Any
 import jax
 from jax import lax
 
-from benchmarks import implementations, inputs
+from benchmarks import implementations, inputs, scopes
 from benchmarks.timing import Call
 
 Shape = tuple[int, int]
@@ -36,6 +36,10 @@ PLAIN_PAIRS = 4096 * 131072
 
 INDEXERS = ("index_topk", "index_scores", "index_scores+top_k", "jnp", *implementations.CONTROLS)
 ON_CPU = ("index_topk", "index_scores", "index_scores+top_k", "reference")
+MODEL_SUITES = ("model", "scopes")
+# XLA captures runs of at least so many kernels in a CUDA graph, whose kernels a trace gives
+# no instruction: none with this.
+NO_GRAPHS = {"xla_gpu_graph_min_graph_size": 2**31 - 1}
 MODEL = Path(__file__).resolve().parent.parent / "examples" / "dsa_attention.py"
 
 
@@ -74,7 +78,7 @@ Make = Callable[[], Case]
 def cases(suite: str, options: Options) -> Iterable[Make]:
     """The cases of a suite; each is made, and its inputs with it, when it is called.
 
-    A list, but for the model suite, whose cases come one after the other.
+    A list, but for `MODEL_SUITES`, whose cases come one after the other.
 
     Raises:
       ValueError: if the suite is unknown, or not available.
@@ -83,7 +87,7 @@ def cases(suite: str, options: Options) -> Iterable[Make]:
         raise ValueError(f"suite must be one of {', '.join(SUITES)}, got {suite!r}")
     implementations.check_names(options.implementations or ())
     made = SUITES[suite](options)
-    return made if suite == "model" else list(made)
+    return made if suite in MODEL_SUITES else list(made)
 
 
 def _prefill(options: Options) -> Iterator[Make]:
@@ -118,10 +122,14 @@ def _cpu(options: Options) -> Iterator[Make]:
     yield from _index(shapes, options, ON_CPU)
 
 
-def _model(options: Options) -> Iterator[Make]:
+def _model(options: Options, compiler: dict[str, Any] | None = None) -> Iterator[Make]:
     """Cases of the attention example, which says in `benchmark_cases` what they are.
 
     benchmark_cases(shapes or None) yields (q, n, topk, {name: (function, arguments)}).
+
+    Args:
+      options: of the command line.
+      compiler: XLA options that differ from the defaults.
     """
     if not MODEL.exists():
         raise ValueError(f"suite model is not available: no {MODEL}")
@@ -130,8 +138,14 @@ def _model(options: Options) -> Iterator[Make]:
     if not hasattr(module, "benchmark_cases"):
         raise ValueError(f"suite model is not available: {MODEL} has no benchmark_cases")
     return (
-        functools.partial(_model_case, *case) for case in module.benchmark_cases(options.shapes)
+        functools.partial(_model_case, *case, compiler=compiler)
+        for case in module.benchmark_cases(options.shapes)
     )
+
+
+def _scopes(options: Options) -> Iterator[Make]:
+    """The model suite with the kernels of every named scope to be seen."""
+    return _model(options, NO_GRAPHS)
 
 
 SUITES: dict[str, Callable[[Options], Iterable[Make]]] = {
@@ -141,6 +155,7 @@ SUITES: dict[str, Callable[[Options], Iterable[Make]]] = {
     "topk": _top_k,
     "adversarial": _adversarial,
     "model": _model,
+    "scopes": _scopes,
     "cpu": _cpu,
 }
 
@@ -252,13 +267,19 @@ def _compare_top_k(
 
 
 def _model_case(
-    q: int, n: int, topk: int, functions: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+    q: int,
+    n: int,
+    topk: int,
+    functions: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]],
+    *,
+    compiler: dict[str, Any] | None,
 ) -> Case:
     calls = []
     for name, (function, arguments) in functions.items():
-        compiled = jax.jit(function).lower(*arguments).compile()
+        compiled = jax.jit(function).lower(*arguments).compile(compiler_options=compiler)
         memory = int(compiled.memory_analysis().temp_size_in_bytes)
-        calls.append(Call(name, compiled, [arguments], temp_bytes=memory))
+        named = scopes.by_instruction(compiled.as_text())
+        calls.append(Call(name, compiled, [arguments], temp_bytes=memory, scopes=named))
     none = [None] * len(calls)
     return Case(f"model {_text((q, n))}", q, n, topk, calls, none, scored=True)
 

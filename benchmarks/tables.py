@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from benchmarks import floors, inputs, records, sources
+from benchmarks import floors, inputs, nsight, records, sources
 from benchmarks.records import Line
 
 PAGES = ("docs/performance.md", "docs/sharding.md", "docs/model.md", "README.md")
@@ -86,6 +86,10 @@ def workspace(implementation: str, order: str | None = None) -> Cell:
 def shape(case: Sequence[Line]) -> str:
     """Q x N of a case."""
     return f"{case[0]['q']} x {case[0]['n']}"
+
+
+def _call(line: Line) -> str:
+    return f"`{line['implementation']}`" + (f", {line['order']}" if line["order"] else "")
 
 
 def by_case(lines: Iterable[Line]) -> list[list[Line]]:
@@ -189,6 +193,59 @@ def counts() -> str:
         for line in other_lines("counts")
     ]
     return markdown(["Q x N", "rows", "candidates / K", "rows cut", "rows scored again"], rows)
+
+
+def counters() -> str:
+    """Share of the FP8 peak by cycles, and the clock, from ncu's counters."""
+    rows = []
+    for line in other_lines("counters"):
+        found, share = line["launches"], floors.peak_share(line)
+        pairs = inputs.causal_pairs(line["q"], line["n"])
+        rows.append(
+            [
+                shape([line]),
+                _call(line),
+                digits(nsight.total(found, nsight.TIME) / 1e6),
+                f"{nsight.sm_mhz(found):.0f}",
+                "" if share is None else f"{digits(100 * share)} %",
+                f"{nsight.imbalance(found):.1%}",
+                digits(32 * nsight.total(found, nsight.INSTRUCTIONS) / pairs),
+            ]
+        )
+    header = ["Q x N", "call", "ms", "SM MHz", "of the FP8 peak", "imbalance"]
+    return markdown([*header, "instructions a pair"], rows)
+
+
+def counter_bytes() -> str:
+    """MB moved, from ncu's counters, beside the floor: each operand and result once."""
+    rows = []
+    for line in other_lines("counters"):
+        floor = floors.moved_bytes(line)
+        read, written, l2 = (
+            nsight.total(line["launches"], metric)
+            for metric in (nsight.READ, nsight.WRITTEN, nsight.L2)
+        )
+        figures = [digits(x / 1e6) for x in (floor, read, written, l2)]
+        rows.append([shape([line]), _call(line), *figures, digits((read + written) / floor)])
+    header = ["Q x N", "call", "floor", "DRAM read", "DRAM written", "L2", "DRAM / floor"]
+    return markdown(header, rows)
+
+
+def scopes() -> str:
+    """Device ms of the attention block by named scope, of lines that have scopes."""
+    lines = [line for line in lines_of("scopes") if line.get("scopes")]
+    names = dict.fromkeys(name for line in lines for name in line["scopes"])
+    named = sorted(names, key=lambda name: name == "")  # what has no scope comes last
+    rows = [
+        [
+            shape([line]),
+            f"`{line['implementation']}`",
+            digits(records.ms(line)),
+            *(digits(line["scopes"][name]) if name in line["scopes"] else "" for name in named),
+        ]
+        for line in lines
+    ]
+    return markdown(["Q x N", "call", "ms", *(name or "no scope" for name in named)], rows)
 
 
 def devices() -> str:
@@ -304,7 +361,7 @@ def cpu() -> str:
     rows = [
         [
             shape([line]),
-            f"`{line['implementation']}`" + (f", {line['order']}" if line["order"] else ""),
+            _call(line),
             digits(line["wall_ms"]),
         ]
         for line in lines_of("cpu", "cpu")
@@ -350,6 +407,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "model": model,
     "model, whole prefill": lambda: model("prefill", "prefill_"),
     "counts": counts,
+    "counters": counters,
+    "bytes moved": counter_bytes,
+    "scopes": scopes,
     "devices": devices,
     "memory": memory,
     "kernels": kernels,
@@ -387,7 +447,8 @@ def main(arguments: list[str]) -> int:
         path: Path = inputs.ROOT / page
         path.write_text(render(path.read_text()))
         print(f"wrote {path}")
-    for suite in H200:
-        for run in records.stale(lines_of(suite), sources.sha256()):
+    measured = [*(lines_of(suite) for suite in H200), other_lines("counters"), lines_of("scopes")]
+    for lines in measured:
+        for run in records.stale(lines, sources.sha256()):
             print(f"WARNING: {run} is of other kernel sources than those at hand")
     return 0

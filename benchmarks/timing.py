@@ -10,7 +10,7 @@ is wall time only.
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import trace
+from benchmarks.scopes import scope_ms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Call:
     inputs: str = "random"
     exact: bool = False  # must choose the oracle's keys
     temp_bytes: int | None = None  # scratch memory, where XLA compiled the function
+    scopes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # by instruction
 
     @property
     def label(self) -> str:
@@ -49,6 +51,7 @@ class Call:
 class Timed:
     """What a call took in each round, ms, and its device work in each round of the trace."""
 
+    scopes: Mapping[str, str] = dataclasses.field(default_factory=dict)  # the call's
     wall_ms_samples: list[float] = dataclasses.field(default_factory=list)
     device_work: list[list[trace.Interval]] = dataclasses.field(default_factory=list)
 
@@ -63,6 +66,7 @@ class Timed:
             "span_ms": statistics.median(trace.span_ms(call) for call in work) if work else None,
             "launches": max(len(call) for call in work) if work else None,
             "kernels": trace.kernel_ms(work),
+            "scopes": scope_ms(work, self.scopes),
             "timeline": trace.timeline(work) if work else None,
             "device_ms_samples": device,
             "wall_ms_samples": self.wall_ms_samples,
@@ -74,7 +78,7 @@ def interleaved(calls: Sequence[Call], repeats: int) -> list[Timed]:
     for call in calls:
         for turn in range(len(call.arguments)):
             call.run(turn)
-    timed = [Timed() for _ in calls]
+    timed = [Timed(call.scopes) for call in calls]
     orders = [np.random.default_rng(turn).permutation(len(calls)) for turn in range(repeats)]
     for turn, order in enumerate(orders):
         for i in order:

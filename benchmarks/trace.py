@@ -24,6 +24,7 @@ class Interval(NamedTuple):
     name: str
     start_us: float
     end_us: float
+    hlo_op: str = ""  # its instruction, "" inside a CUDA graph
 
 
 def device_intervals(run: Callable[[], Any]) -> list[Interval]:
@@ -38,7 +39,12 @@ def device_intervals(run: Callable[[], Any]) -> list[Interval]:
 def intervals(planes: Iterable[Any]) -> list[Interval]:
     """The intervals on every stream of every GPU of a trace's planes, in order of the starts."""
     found = [
-        Interval(event.name, event.start_ns / 1e3, (event.start_ns + event.duration_ns) / 1e3)
+        Interval(
+            event.name,
+            event.start_ns / 1e3,
+            (event.start_ns + event.duration_ns) / 1e3,
+            _hlo_op(dict(event.stats)),
+        )
         for plane in planes
         if plane.name.startswith("/device:GPU")
         for line in plane.lines
@@ -46,6 +52,11 @@ def intervals(planes: Iterable[Any]) -> list[Interval]:
         for event in line.events
     ]
     return sorted(found, key=lambda interval: interval.start_us)
+
+
+def _hlo_op(stats: dict[str, Any]) -> str:
+    """The instruction that an event's stats name; in a CUDA graph they name the graph's."""
+    return "" if stats.get("cuda_graph_id") else str(stats.get("hlo_op", ""))
 
 
 def split(events: Iterable[Interval], separator: str) -> list[list[Interval]]:
@@ -65,9 +76,9 @@ def split(events: Iterable[Interval], separator: str) -> list[list[Interval]]:
 def union_ms(call: Iterable[Interval]) -> float:
     """How long at least one of a call's kernels ran, in ms."""
     total, reached = 0.0, float("-inf")
-    for _, start, end in sorted(call, key=lambda interval: interval.start_us):
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
+    for interval in sorted(call, key=lambda interval: interval.start_us):
+        total += max(0.0, interval.end_us - max(interval.start_us, reached))
+        reached = max(reached, interval.end_us)
     return total / 1e3
 
 
@@ -94,8 +105,8 @@ def kernel_ms(calls: Sequence[Sequence[Interval]]) -> dict[str, float]:
     """
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(calls))
     for number, call in enumerate(calls):
-        for name, start, end in call:
-            sums[short_name(name)][number] += (end - start) / 1e3
+        for interval in call:
+            sums[short_name(interval.name)][number] += (interval.end_us - interval.start_us) / 1e3
     return {name: statistics.median(samples) for name, samples in sums.items()}
 
 

@@ -19,7 +19,7 @@ from benchmarks import (
     tables,
 )
 
-OTHERS = ("counts", "devices", "model")  # lines with fields of their own
+OTHERS = ("counters", "counts", "devices", "model")  # lines with fields of their own
 FILES = sorted(records.RESULTS.glob("*/*.jsonl"))
 FILES = [path for path in FILES if path.stem not in OTHERS]
 

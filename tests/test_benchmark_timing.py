@@ -56,7 +56,10 @@ def test_split_drops_what_comes_before_the_first_separator():
 
 def plane(name, **lines):
     """A plane of a trace with events (name, start_ns, duration_ns) on its lines."""
-    event = lambda e: types.SimpleNamespace(name=e[0], start_ns=e[1], duration_ns=e[2])  # noqa: E731
+
+    def event(e):
+        return types.SimpleNamespace(name=e[0], start_ns=e[1], duration_ns=e[2], stats=())
+
     return types.SimpleNamespace(
         name=name,
         lines=[types.SimpleNamespace(name=n, events=map(event, es)) for n, es in lines.items()],
