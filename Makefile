@@ -38,11 +38,14 @@ help:
 demo: $(INSTALLED)
 	$(PY) examples/demo.py
 
+# Most of the suite's time is XLA's, which compiles some thousand programs that run once.
+TEST_XLA_FLAGS := --xla_backend_optimization_level=0
+
 #: make test           the CPU suite and the checks of the CUDA compilation
 test: $(INSTALLED)
 	@$(PY) tests/receipt.py check || true
 	$(PY) -c "import jax_fused_topk as j; print('CUDA COMPILED' if j.build_info()['cuda'] else 'NO CUDA: nvcc was not found, the GPU kernels were not compiled')"
-	$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+	XLA_FLAGS="$(TEST_XLA_FLAGS) $$XLA_FLAGS" $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 #: make gpu-test       the tests that need a GPU; writes tests/gpu_receipt.json
 gpu-test: $(INSTALLED)
@@ -55,6 +58,8 @@ receipt-check:
 #: make bench          times the suites on a GPU (10 minutes), then `make figures`
 bench: $(INSTALLED)
 	$(PY) -m benchmarks --suite prefill,small-q,lengths,topk,adversarial $(BENCH_ARGS) --out benchmarks/results/h200
+	$(PY) -m benchmarks counts --out benchmarks/results/h200/counts.jsonl
+	$(PY) examples/dsa_attention.py --benchmark --out benchmarks/results/h200/model.jsonl
 	$(MAKE) figures
 
 #: make figures        tables and pictures of docs/ and README.md from benchmarks/results
