@@ -60,6 +60,10 @@ bench: $(INSTALLED)
 	$(PY) -m benchmarks --suite prefill,small-q,lengths,topk,adversarial $(BENCH_ARGS) --out benchmarks/results/h200
 	$(PY) -m benchmarks counts --out benchmarks/results/h200/counts.jsonl
 	$(PY) examples/dsa_attention.py --benchmark --out benchmarks/results/h200/model.jsonl
+	$(PY) -m benchmarks --suite scopes --shapes 4096x131072 --out benchmarks/results/h200
+	if command -v ncu; then \
+	  $(PY) -m benchmarks counters --out benchmarks/results/h200/counters.jsonl; \
+	else echo "NO ncu ON THE PATH: hardware counters not measured"; fi
 	$(MAKE) figures
 
 #: make figures        tables and pictures of docs/ and README.md from benchmarks/results

@@ -94,12 +94,13 @@ __device__ __forceinline__ uint32_t put_chosen(const Source& source, uint32_t be
 // --- Rows in global memory.
 
 // Elements [begin, end) of an array of 16-byte vectors, begin within the first one.
-template <class Type>
+template <class ElementType, int kTileLoads>
 struct RowTiles {
+  using Type = ElementType;
   using Bits = typename Type::Bits;
   static constexpr uint32_t kPerLoad = 16 / sizeof(Bits);
-  static constexpr int kLoads = sizeof(Bits) == 4 ? 3 : 2;  // 4 do not fit in 64 registers
-  static constexpr int kElements = kLoads * kPerLoad;       // of a thread
+  static constexpr int kLoads = kTileLoads;            // of a thread; 4 do not fit in 64 registers
+  static constexpr int kElements = kLoads * kPerLoad;  // of a thread
   static constexpr uint32_t kTile = kElements * kFilterThreads;
   static_assert(kTile <= kFilterTile);
   struct Tile {

@@ -4,8 +4,8 @@
 //   of dense scores           otherwise
 //   score_kernel<kStore>      score_kernel<kSample>   scores some keys of every row
 //     or few_scores_kernel
-//   top_k's kernel            threshold_kernel        a first threshold from them
-//   and its sort, by order    score_kernel<kAppend>   keeps what exceeds the threshold
+//   top_k's kernel            threshold_kernel        a threshold from them, first candidates
+//   and its sort, by order    score_kernel<kAppend>   all others: keeps what exceeds it
 //                             select_kernel           the K best of what was kept
 //
 // Scores are the same bits in all: one loop over the heads, in one order.
@@ -112,8 +112,8 @@ cudaError_t launch_select(const ScoreArgs& args, const IndexTopkParams& params,
 
 bool serves(const IndexInputs& in) {
   int device = 0, major = 0;
-  // A tile past the last key must not pass 2**31 either.
-  return supported(in.element, in.heads, in.dim) && in.keys <= kMaxKeys - kCtaKeys &&
+  // A window past the last key must not pass 2**31 either.
+  return supported(in.element, in.heads, in.dim) && in.keys <= kMaxKeys - kCtaKeys - kGroupKeys &&
          cudaGetDevice(&device) == cudaSuccess &&
          cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess &&
          major == 9;

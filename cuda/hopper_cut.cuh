@@ -14,6 +14,11 @@
 // is cut or selected; a NaN as threshold lets all pass, until a cut leaves nothing but NaN:
 // then the row is complete.
 //
+// Sampled keys come first, whatever their index.  A block's first piece holds them from its
+// start, with the bound of those that had no room (hopper_threshold.cuh).  After a cut a later
+// key may have a lower index than one of them that was kept, so the bound there is no less than
+// what may still come.  A repair takes all keys in their order.
+//
 // The CTA that finishes a block last counts, for every row, the candidates of all its
 // pieces at the greatest bound or better.  Where they are fewer than K, the first
 // threshold was too high or a piece too small: the CTA scores the block again, those
@@ -31,9 +36,11 @@ namespace jax_fused_topk::hopper {
 
 // A candidate's place in the choice: a better one has a greater rank, and no two have
 // the same.
+__device__ __forceinline__ uint64_t rank_of(uint32_t score_key, int32_t index) {
+  return static_cast<uint64_t>(score_key) << 32 | static_cast<uint32_t>(~index);
+}
 __device__ __forceinline__ uint64_t rank_of(const Candidate& candidate) {
-  return static_cast<uint64_t>(total_order_key(canonical_score_bits(candidate.score))) << 32 |
-         static_cast<uint32_t>(~candidate.index);
+  return rank_of(total_order_key(canonical_score_bits(candidate.score)), candidate.index);
 }
 
 __device__ __forceinline__ Candidate load_candidate(const Candidate* from) {
@@ -101,7 +108,7 @@ __device__ __forceinline__ uint32_t keep_best(Candidate* segment, uint32_t size,
     }
     const bool take = rank != 0 && rank >= least;
     const uint32_t taken = __ballot_sync(kFullWarp, take);
-    // What is written lies among those that all have read by now, or before.
+    __syncwarp();  // what is written lies among those that all have read by now, or before
     if (take) {
       segment[kept + __popc(taken & ((1u << MathGroup::lane()) - 1))] = candidate;
       bound = rank < bound ? rank : bound;
@@ -111,12 +118,13 @@ __device__ __forceinline__ uint32_t keep_best(Candidate* segment, uint32_t size,
   return kept;
 }
 
-// Cuts a row of the piece down to its best, and raises threshold and bound.
+// Cuts a row of the piece down to its best, and raises threshold and bound.  `to_come`: the
+// first key that may still come.
 __device__ __forceinline__ void cut_row(const Workspace& workspace, const Piece& piece, int row,
-                                        CutMemory& memory, Shared& shared) {
+                                        int32_t to_come, CutMemory& memory, Shared& shared) {
   const uint32_t keep = cut_size(workspace.plan, piece);
   const int s = MathGroup::warp();
-  Candidate* segment = workspace.segment(piece, row, s);
+  Candidate* segment = piece.segment(row, s);
   const uint32_t sizes = lane_size(shared, row), size = __shfl_sync(kFullWarp, sizes, s);
   const uint32_t total = __reduce_add_sync(kFullWarp, sizes);
   uint32_t* keys = memory.keys + __reduce_add_sync(kFullWarp, MathGroup::lane() < s ? sizes : 0);
@@ -151,8 +159,11 @@ __device__ __forceinline__ void cut_row(const Workspace& workspace, const Piece&
   }
   MathGroup::sync();
   if (MathGroup::thread() == 0) {
-    const uint32_t threshold = total_order_bits(static_cast<uint32_t>(memory.bound >> 32));
-    shared.bounds[row] = memory.bound;
+    const uint32_t key = static_cast<uint32_t>(memory.bound >> 32);
+    const uint32_t threshold = total_order_bits(key);
+    // A sampled key may have been kept that lies behind those to come.
+    const uint64_t bound = max(memory.bound, rank_of(key, to_come - 1));
+    shared.bounds[row] = max(shared.bounds[row], bound);
     shared.thresholds[row] = __uint_as_float(threshold);
     if (threshold == kPositiveNaN) shared.complete[row / 32] |= 1u << row % 32;
   }
@@ -174,7 +185,7 @@ __device__ __forceinline__ uint32_t sum_below(uint32_t value) {
 // Moves the ends of a row's long segments to short ones, until all are as long as each other.
 __device__ __forceinline__ void level_row(const Workspace& workspace, const Piece& piece, int row,
                                           Shared& shared) {
-  Candidate* first = workspace.segment(piece, row, 0);
+  Candidate* first = piece.segment(row, 0);
   const uint32_t size = lane_size(shared, row);
   const uint32_t total = __reduce_add_sync(kFullWarp, size);
   const bool segment = MathGroup::lane() < kRowSegments;
@@ -206,7 +217,7 @@ __device__ __forceinline__ void level_row(const Workspace& workspace, const Piec
 // Makes room for another tile in every segment of the piece.  All math warps call it, with
 // barriers around it; `memory` is free meanwhile.
 __device__ __forceinline__ void make_room(const Workspace& workspace, const Piece& piece,
-                                          CutMemory& memory, Shared& shared) {
+                                          int32_t to_come, CutMemory& memory, Shared& shared) {
   const uint32_t most = piece.capacity - kLaneTileKeys;
   for (int i = MathGroup::thread(); i < kBinOwners; i += kMathThreads) {
     memory.select.histogram[i] = make_uint4(0, 0, 0, 0);
@@ -215,7 +226,7 @@ __device__ __forceinline__ void make_room(const Workspace& workspace, const Piec
     const uint32_t size = lane_size(shared, row);
     if (!__any_sync(kFullWarp, size > most)) continue;
     if (__reduce_add_sync(kFullWarp, size) <= level_size(piece)) continue;
-    cut_row(workspace, piece, row, memory, shared);
+    cut_row(workspace, piece, row, to_come, memory, shared);
   }
   // What one warp has written another moves.
   __threadfence_block();
@@ -263,10 +274,10 @@ __device__ __forceinline__ void find_missed_rows(const ScoreArgs& args, int bloc
     if (bound != 0) {
       held = 0;
       for (int i = 0; i < pieces.count(); ++i) {
-        const Piece piece = pieces.piece(args.plan, block, i);
+        const Piece piece = pieces.piece(workspace, block, i);
         for (int s = 0; s < kRowSegments; ++s) {
           const uint32_t size = __ldcg(workspace.counts(piece.number, row) + s);
-          visit_segment(Segment<AtBound>{{workspace.segment(piece, row, s), bound}, 0, size},
+          visit_segment(Segment<AtBound>{{piece.segment(row, s), bound}, 0, size},
                         [&](bool inside, uint32_t better, uint32_t) { held += inside && better; });
         }
       }
@@ -275,7 +286,7 @@ __device__ __forceinline__ void find_missed_rows(const ScoreArgs& args, int bloc
     if (held < wanted && MathGroup::lane() == 0) {
       BlockState* state = workspace.state(block);
       atomicOr(&state->missed_rows[row / 32], 1u << row % 32);
-      state->repaired_by = blockIdx.x + 1;
+      atomicExch(&state->repaired_by, blockIdx.x + 1);
     }
   }
 }

@@ -1,8 +1,9 @@
 // The kernel of hopper_score.cuh: roles, and what becomes of a finished tile.
 //
 //   kStore    writes the scores (index_scores, and index_topk of short rows);
-//   kSample   writes those of sampled keys, for the threshold;
-//   kAppend   appends what exceeds the row's threshold to the lane's own segments.
+//   kSample   writes those of sampled keys, for the threshold and the first candidates;
+//   kAppend   appends what exceeds the row's threshold, of the other keys, to the lane's own
+//             segments.
 //
 // Two more are built for benchmarks alone: kTensorControl has no work on the
 // accumulators, kScoreControl has all of it and drops the scores.
@@ -66,9 +67,25 @@ __device__ __forceinline__ void store_scores(const ScoreArgs& args, const Tile& 
   const KeyRange free =
       args.fill ? tile.all
                 : KeyRange{0, tile.query + kQueryBlock <= args.in.queries ? int32_t(keys) : 0};
-  if (keys % 2 == 0 && first >= free.start && first + kTileKeys <= free.end) {
+  if (args.wide && first >= free.start && first + kTileKeys <= free.end) {
+    // Neighbouring lanes swap, so that each has four keys in a row and the four lanes of a row
+    // write 64 bytes: an even lane takes the keys of j, an odd one those of j + 1.
+    const bool odd_lane = ptx::tid_x() % 2 != 0;
+    out += odd_lane ? 6 : 0;
+    float* const out8 = out + 8 * keys;
+    float2 before[2];
     visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
-      *reinterpret_cast<float2*>(out + 8 * r * keys + 8 * j) = make_float2(even, odd);
+      const float2 now = make_float2(even, odd);
+      if (j % 2 == 0) {
+        before[r] = now;
+        return;
+      }
+      const float2 kept = odd_lane ? now : before[r], given = odd_lane ? before[r] : now;
+      const float2 got = make_float2(__shfl_xor_sync(kFullWarp, given.x, 1),
+                                     __shfl_xor_sync(kFullWarp, given.y, 1));
+      *reinterpret_cast<float4*>((r == 0 ? out : out8) + 8 * (j - 1)) =
+          odd_lane ? make_float4(got.x, got.y, kept.x, kept.y)
+                   : make_float4(kept.x, kept.y, got.x, got.y);
     });
     return;
   }
@@ -138,22 +155,49 @@ __device__ __forceinline__ void store_sample(const ScoreArgs& args, const Tile& 
 
 // --- kAppend.
 
-// Appends (score, key) at `at` if the score exceeds the threshold or either is NaN.  The
-// score need not be finished: the select kernel does that, and the test has the same
-// outcome.  One block of assembly, or the compiler moves the stores and spills.
-__device__ __forceinline__ void append(Candidate*& at, float score, int32_t key, float threshold,
+// A lane's place in a segment.  The upper word of the address does not change on the way:
+// see Piece.
+struct Tail {
+  uint32_t low, high;
+  __device__ __forceinline__ explicit Tail(const Candidate* at)
+      : low(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at))),
+        high(static_cast<uint32_t>(reinterpret_cast<uintptr_t>(at) >> 32)) {}
+};
+
+// Appends (score, key) if the score exceeds the threshold or either is NaN.  The score
+// need not be finished: the select kernel does that, and the test has the same outcome.
+// One block of assembly, or the compiler moves the stores and spills.
+__device__ __forceinline__ void append(Tail& tail, float score, int32_t key, float threshold,
                                        bool inside = true) {
   asm volatile(
       "{\n"
       ".reg .pred p, q;\n"
-      "setp.ne.u32 q, %4, 0;\n"
-      "setp.gtu.and.f32 p, %1, %3, q;\n"
-      "@p st.global.v2.b32 [%0], {%1, %2};\n"
-      "@p add.u64 %0, %0, 8;\n"
+      ".reg .b64 at;\n"
+      "setp.ne.u32 q, %5, 0;\n"
+      "setp.gtu.and.f32 p, %2, %4, q;\n"
+      "mov.b64 at, {%0, %1};\n"
+      "@p st.global.v2.b32 [at], {%2, %3};\n"
+      "@p add.u32 %0, %0, 8;\n"
       "}\n"
-      : "+l"(at)
-      : "f"(score), "r"(key), "f"(threshold), "r"(static_cast<uint32_t>(inside))
+      : "+r"(tail.low)
+      : "r"(tail.high), "f"(score), "r"(key), "f"(threshold), "r"(static_cast<uint32_t>(inside))
       : "memory");
+}
+
+// Hands the block's candidates among its sampled keys to the segments of its first piece.
+__device__ __forceinline__ void take_sampled(const Workspace& workspace, const Tile& tile,
+                                             Shared& shared) {
+  constexpr int kLanes = kMathThreads / kQueryBlock;
+  const int row = MathGroup::thread() % kQueryBlock, lane = MathGroup::thread() / kQueryBlock;
+  const uint32_t count = __ldcg(&workspace.row_start(tile.block, row)->candidates);
+  const Candidate* from = workspace.sampled(tile.block, row);
+#pragma unroll 8
+  for (uint32_t i = lane; i < count; i += kLanes) {
+    tile.piece.segment(row, i % kRowSegments)[i / kRowSegments] = load_candidate(from + i);
+  }
+  for (uint32_t s = lane; s < kRowSegments; s += kLanes) {
+    count_of(shared, row, s) = static_cast<uint16_t>((count + kRowSegments - 1 - s) / kRowSegments);
+  }
 }
 
 // Called by the math warps at a piece's first tile.
@@ -167,10 +211,14 @@ __device__ __forceinline__ void begin_piece(const ScoreArgs& args, const Tile& t
     const bool again =
         tile.repair &&
         (__ldcg(&workspace.state(tile.block)->missed_rows[row / 32]) >> row % 32 & 1);
-    shared.thresholds[row] =
-        again ? __uint_as_float(kPositiveNaN) : __ldcg(workspace.threshold(tile.block, row));
-    shared.bounds[row] = 0;
+    const RowStart* start = workspace.row_start(tile.block, row);
+    shared.thresholds[row] = again ? __uint_as_float(kPositiveNaN) : __ldcg(&start->threshold);
+    shared.bounds[row] = tile.opens ? __ldcg(&start->bound) : 0;
     if (row < kQueryBlock / 32) shared.complete[row] = 0;
+  }
+  if (tile.opens) {
+    ptx::bar_sync(kMathBarrier, kMathThreads);
+    take_sampled(workspace, tile, shared);
   }
   ptx::bar_sync(kMathBarrier, kMathThreads);
 }
@@ -179,20 +227,15 @@ __device__ __forceinline__ void begin_piece(const ScoreArgs& args, const Tile& t
 __device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile& tile,
                                               Shared& shared, const float* scales,
                                               const float (&sum)[kAccumulators]) {
-  const Workspace workspace(args);
-  const auto segment = [&](int r) {
-    return workspace.segment(tile.piece, lane_row() + 8 * r, lane_segment());
-  };
   const uint32_t counts = shared.counts[MathGroup::thread()];
-  Candidate* tail[2];
-  float threshold[2];
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    tail[r] = segment(r) + (counts >> 16 * r & 0xFFFF);
-    threshold[r] = shared.thresholds[lane_row() + 8 * r];
-  }
-  const int32_t first = tile.first_key + lane_column() / kTileKeys * kTileKeys;
-  const int32_t lane_key = tile.first_key + lane_column();
+  const Tail begin[2] = {Tail(tile.piece.segment(lane_row(), lane_segment())),
+                         Tail(tile.piece.segment(lane_row() + 8, lane_segment()))};
+  Tail tail[2] = {begin[0], begin[1]};
+  tail[0].low += (counts & 0xFFFF) * uint32_t{sizeof(Candidate)};
+  tail[1].low += (counts >> 16) * uint32_t{sizeof(Candidate)};
+  const float threshold[2] = {shared.thresholds[lane_row()], shared.thresholds[lane_row() + 8]};
+  const int32_t first = tile.warpgroup_key(lane_column() / kTileKeys);
+  const int32_t lane_key = first + lane_column() % kTileKeys;
   const bool whole = (shared.complete[0] | shared.complete[1]) == 0 && first >= tile.all.start &&
                      first + kTileKeys <= tile.all.end;
   const auto unfinished = [](float sum, float scale) { return sum * scale; };
@@ -220,7 +263,7 @@ __device__ __forceinline__ bool append_scores(const ScoreArgs& args, const Tile&
   uint32_t count[2];
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    count[r] = static_cast<uint32_t>(tail[r] - segment(r));
+    count[r] = (tail[r].low - begin[r].low) / uint32_t{sizeof(Candidate)};
   }
   shared.counts[MathGroup::thread()] = count[0] | count[1] << 16;
   const bool full = static_cast<int>(max(count[0], count[1])) > tile.piece.capacity - kLaneTileKeys;
@@ -324,8 +367,8 @@ __device__ __forceinline__ void math_loop(const ScoreArgs& args, Shared& shared,
           __threadfence_block();
           ptx::bar_sync(kMathBarrier, kMathThreads);
           // The tile's keys are done with.
-          make_room(Workspace(args), tile.piece, *reinterpret_cast<CutMemory*>(shared.keys[at]),
-                    shared);
+          make_room(Workspace(args), tile.piece, tile.first_key + kCtaKeys,
+                    *reinterpret_cast<CutMemory*>(shared.keys[at]), shared);
           ptx::fence_proxy_async();  // before the copy engine writes there again
           ptx::bar_sync(kMathBarrier, kMathThreads);
         }
@@ -360,7 +403,7 @@ __global__ __launch_bounds__(kThreads,
   auto* tiles_before = reinterpret_cast<int64_t*>(shared.queries);
   count_tiles<kMode>(args, tiles_before);
   if (threadIdx.x == 0) shared.share = find_share(tiles_before, args.blocks, args.ctas);
-  if (kMode == Mode::kAppend) {
+  if (kMode == Mode::kSample || kMode == Mode::kAppend) {
     // The same from every CTA, so that each may read it.
     auto* out = Workspace(args).at<int64_t>(args.plan.tiles_before);
     for (int i = threadIdx.x; i <= args.blocks; i += kThreads) out[i] = tiles_before[i];

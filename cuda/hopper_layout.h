@@ -4,6 +4,7 @@
 #ifndef JAX_FUSED_TOPK_CUDA_HOPPER_LAYOUT_H_
 #define JAX_FUSED_TOPK_CUDA_HOPPER_LAYOUT_H_
 
+#include <cmath>
 #include <cstdint>
 
 #include "cuda/limits.h"
@@ -39,6 +40,64 @@ inline constexpr int kMaxCtas = 132;
 // Query blocks of a launch: their tile counts must fit in shared memory.
 inline constexpr int64_t kMaxBlocks = 8192;
 
+// --- Windows: how kAppend's tiles and the sample share the keys of a block, so that none is
+// scored twice.  A window is a tile's keys, and in every `step`-th window a group of 8 more, the
+// hole, before, between or behind the warpgroups' keys: the holes are the sample.
+//
+//     window 0            window 1       window 2             with step 2
+//   | 112 H 112 112 | 112 112 112 | H 112 112 112 | ...
+//
+struct Windows {
+  int32_t step;
+
+  // Keys from a hole's window to the next.
+  JFT_HOST_DEVICE int32_t round() const { return step * kCtaKeys + kGroupKeys; }
+  // Keys before window w, from the block's first.
+  JFT_HOST_DEVICE int32_t start(int32_t w) const {
+    return w * kCtaKeys + (w + step - 1) / step * kGroupKeys;
+  }
+  // Warpgroups whose keys are before the hole; all if there is none.
+  JFT_HOST_DEVICE int32_t hole(int32_t w) const {
+    return w % step == 0 ? hashed_hole(w) : kMathWarpgroups;
+  }
+  // Windows that so many keys take.
+  JFT_HOST_DEVICE int32_t count(int32_t keys) const {
+    const int32_t rest = keys % round();
+    const int32_t behind = rest - kCtaKeys - kGroupKeys;  // the first of a round
+    return keys / round() * step + (rest > 0) +
+           (behind > 0 ? (behind + kCtaKeys - 1) / kCtaKeys : 0);
+  }
+  // Holes in them.
+  JFT_HOST_DEVICE int32_t holes(int32_t keys) const {
+    return keys / round() + (keys % round() > 0);
+  }
+  // The first key of the g-th hole.
+  JFT_HOST_DEVICE int32_t hole_key(int32_t g) const {
+    return g * round() + hashed_hole(g * step) * kTileKeys;
+  }
+
+ private:
+  JFT_HOST_DEVICE static int32_t hashed_hole(int32_t w) {
+    return ((static_cast<uint32_t>(w) + 1) * 0x9E3779B1u >> 8) % (kMathWarpgroups + 1);
+  }
+};
+
+// Tiles of sampled keys, at most: threshold_kernel holds a row's in shared memory.
+inline constexpr int kMaxSampleTiles = 32;
+static_assert(kMaxSampleTiles * kCtaKeys < 1 << 16, "a place in the sample has 16 bits");
+
+// Keys of a block at most: all, and those in front of a row's first.
+inline int32_t most_block_keys(int64_t keys) {
+  return static_cast<int32_t>(min64(keys, kMaxKeys - kFirstKeyMultiple)) + kFirstKeyMultiple - 1;
+}
+
+// One key of 43 is sampled, or as many as fit.
+inline Windows make_windows(int64_t keys) {
+  constexpr int64_t kMost = int64_t{kMaxSampleTiles} * kCtaGroups;
+  return {static_cast<int32_t>(
+      max64(1, ceil_div(most_block_keys(keys) - kMost * kGroupKeys, kMost * kCtaKeys)))};
+}
+
 // --- Candidates.  A row's scores lie in 4 lanes of each math warpgroup, and each
 // lane appends to a segment of its own.
 
@@ -49,11 +108,27 @@ inline constexpr int kLaneTileKeys = kTileKeys / 4;  // of a row that a lane see
 inline constexpr int kSpare = 3 * kLaneTileKeys;
 // No segment has more, so that a row's keys fit in shared memory when it is cut.
 inline constexpr int kMaxCapacity = 800;
+inline constexpr int kMaxRowCandidates = kRowSegments * kMaxCapacity;  // of a row in a piece
 
 struct Candidate {
   uint32_t score;  // bits of a float32
   int32_t index;
 };
+
+// What a row knows from its sample, before any other key is scored.
+struct RowStart {
+  uint64_t bound;       // see hopper_cut.cuh; 0 if all sampled keys that pass are candidates
+  float threshold;      // a candidate exceeds it, or either is NaN
+  uint32_t candidates;  // among the sampled keys
+};
+
+// Candidates of a row that its sample has at most: 7 deviations more than the sample's share of
+// 1.25 K, where hopper_threshold.cuh expects 5 at most.
+inline constexpr int kMaxSampled = 256;
+inline int32_t most_sampled(int64_t topk) {
+  const double mean = 1.25 * topk * kGroupKeys / kCtaKeys + kGroupKeys;
+  return static_cast<int32_t>(min64(static_cast<int64_t>(mean + 7 * std::sqrt(mean)), kMaxSampled));
+}
 
 // Progress of a block of queries.
 struct BlockState {
@@ -94,35 +169,23 @@ struct Plan {
   int64_t values;  // [chunk_rows, topk] float: to sort by, if they are not returned
   // otherwise
   int32_t block_capacity;  // candidates of a segment, for a block's tiles together
-  int32_t sample_tiles;    // of kCtaKeys sampled keys
-  int64_t candidates;      // Candidate; see Piece in hopper_work.cuh
-  int64_t samples;         // [chunk_blocks * 64, sample_keys] uint32; dead before candidates
-  int64_t counts;          // [pieces, 64, kRowSegments] int32
-  int64_t bounds;          // [pieces, 64] uint64
-  int64_t thresholds;      // [chunk_blocks * 64] float
-  int64_t states;          // [chunk_blocks] BlockState
-  int64_t tiles_before;    // [chunk_blocks + 1] int64
+  Windows windows;
+  int32_t sample_tiles;  // of kCtaKeys sampled keys, of a block at most
+  int32_t most_sampled;  // candidates of a row among them, at most
+  int64_t candidates;    // Candidate, and a row more; see Piece in hopper_work.cuh
+  int64_t samples;       // [chunk_blocks * 64, sample_keys] uint32; dead before candidates
+  int64_t counts;        // [pieces, 64, kRowSegments] int32
+  int64_t bounds;        // [pieces, 64] uint64
+  int64_t row_starts;    // [chunk_blocks * 64] RowStart
+  int64_t sampled;       // [chunk_blocks * 64, most_sampled] Candidate
+  int64_t states;        // [chunk_blocks] BlockState
+  int64_t tiles_before;  // [chunk_blocks + 1] int64
   int64_t bytes;
 
   JFT_HOST_DEVICE int sample_keys() const { return sample_tiles * kCtaKeys; }
   // Pieces that CTAs cut the blocks of a chunk into.
   JFT_HOST_DEVICE int64_t pieces() const { return chunk_blocks + kMaxCtas - 1; }
 };
-
-// First key of the sample's group g of 8: anywhere in its share of the range.
-JFT_HOST_DEVICE int32_t sample_key(KeyRange range, int g, int groups) {
-  const int room = range.size() > kGroupKeys ? range.size() - kGroupKeys : 0;
-  const int share = room / groups, rest = room % groups;
-  const int low = g * share + g * rest / groups;
-  const int high = (g + 1) * share + (g + 1) * rest / groups;
-  const uint32_t hash = (static_cast<uint32_t>(g) + 1) * 0x9E3779B1u >> 8;
-  return range.start + low + static_cast<int>(hash % static_cast<uint32_t>(high - low + 1));
-}
-
-// Tiles of kCtaKeys sampled keys: 2.6 % of the keys, or what a good threshold needs.
-inline int32_t sample_tiles(int64_t keys) {
-  return static_cast<int32_t>(max64(4, min64(32, keys / (38 * kCtaKeys))));
-}
 
 // Whether the scores are needed for their order alone.
 inline bool keeps_values(Order order, bool unscored) { return unscored && order == Order::kScore; }
@@ -147,17 +210,22 @@ inline void lay_out_dense(Plan& plan, int64_t row_bytes, int64_t value_bytes, in
 
 inline void lay_out_append(Plan& plan, int64_t keys) {
   const int64_t topk = plan.topk;
-  plan.sample_tiles = sample_tiles(keys);
+  plan.windows = make_windows(keys);
+  plan.sample_tiles =
+      static_cast<int32_t>(ceil_div(plan.windows.holes(most_block_keys(keys)), kCtaGroups));
+  plan.most_sampled = most_sampled(topk);
   // 2.2 K candidates a row: somewhat more than the threshold lets pass.
   plan.block_capacity = static_cast<int32_t>(ceil_div(topk * 22, 10 * kRowSegments));
   const int64_t block_rows = plan.chunk_blocks * kQueryBlock;
   const int64_t segment_room = plan.chunk_blocks * plan.block_capacity + plan.pieces() * kSpare;
   plan.samples = plan.bytes;
-  plan.candidates = take(plan, max64(segment_room * kBlockSegments * int64_t{sizeof(Candidate)},
+  constexpr int64_t kBytes = sizeof(Candidate);
+  plan.candidates = take(plan, max64((segment_room * kBlockSegments + kMaxRowCandidates) * kBytes,
                                      block_rows * plan.sample_keys() * int64_t{sizeof(uint32_t)}));
   plan.counts = take(plan, plan.pieces() * kBlockSegments * int64_t{sizeof(int32_t)});
   plan.bounds = take(plan, plan.pieces() * kQueryBlock * int64_t{sizeof(uint64_t)});
-  plan.thresholds = take(plan, block_rows * int64_t{sizeof(float)});
+  plan.row_starts = take(plan, block_rows * int64_t{sizeof(RowStart)});
+  plan.sampled = take(plan, block_rows * plan.most_sampled * kBytes);
   plan.states = take(plan, plan.chunk_blocks * int64_t{sizeof(BlockState)});
   plan.tiles_before = take(plan, (plan.chunk_blocks + 1) * int64_t{sizeof(int64_t)});
 }

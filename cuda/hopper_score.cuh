@@ -44,8 +44,14 @@ struct Tile {
   KeyRange any, all;  // of the block
   int32_t number;     // in the block
   int32_t first_key;  // of the CTA's keys
+  int32_t hole;       // kAppend: 8 keys are left out before this warpgroup's
   bool first, last;   // of the piece; last of a pass's end: no more passes
+  bool opens;         // the piece is the block's first: it takes the sample's candidates
   bool repair;
+
+  __device__ __forceinline__ int32_t warpgroup_key(int g) const {
+    return first_key + g * kTileKeys + (g >= hole ? kGroupKeys : 0);
+  }
 };
 
 struct Shared {
@@ -127,7 +133,11 @@ struct ShareWalk {
       tile.first = to_come == walk.end - walk.begin;
       tile.last = to_come == 1;
       tile.number = walk.tile;
-      tile.first_key = BlockRange{tile.any, tile.all}.first_key() + walk.tile * kCtaKeys;
+      const Windows windows = args.plan.windows;
+      const bool window = kMode == Mode::kAppend && !repair;
+      tile.first_key = BlockRange{tile.any, tile.all}.first_key() +
+                       (window ? windows.start(walk.tile) : walk.tile * kCtaKeys);
+      tile.hole = window ? windows.hole(walk.tile) : kMathWarpgroups;
     }
     --to_come;
     __syncwarp();
@@ -156,13 +166,19 @@ struct ShareWalk {
         tile.any = range.any;
         tile.all = range.all;
         tile.repair = repair;
+        tile.opens = begin == 0 && !repair;
         if (repair) {
-          tile.piece = Pieces(args, block).whole(args.plan, block);
+          tile.piece = Pieces(args, block).whole(Workspace(args), block);
         } else if (kMode == Mode::kAppend) {
-          tile.piece = piece_at(args.plan, block, blockIdx.x, begin, end, tiles);
+          tile.piece = piece_at(Workspace(args), block, blockIdx.x, begin, end, tiles);
         }
       }
-      walk = repair ? Walk(tiles, 0, tiles) : Walk(tiles, begin, end);
+      if (repair) {
+        const int32_t all = repair_tile_count(args, range);
+        walk = Walk(all, 0, all);
+      } else {
+        walk = Walk(tiles, begin, end);
+      }
       to_come = walk.end - walk.begin;
       return true;
     }
@@ -183,9 +199,14 @@ __device__ __forceinline__ void copy_keys(const ScoreArgs& args, const TensorMap
         reinterpret_cast<const uint32_t*>(&tile)[lane_id()];
   }
   if constexpr (kMode == Mode::kSample) {
+    const Windows windows = args.plan.windows;
+    const int32_t first = BlockRange{tile.any, tile.all}.first_key();
+    const int32_t holes = windows.holes(tile.any.end - first);
     for (int j = lane_id(); j < kCtaGroups; j += 32) {
+      const int g = tile.number * kCtaGroups + j;
+      // Behind the last: keys that do not exist.
       shared.groups[at][j] =
-          sample_key(tile.any, tile.number * kCtaGroups + j, args.plan.sample_tiles * kCtaGroups);
+          static_cast<int32_t>(g < holes ? first + windows.hole_key(g) : args.in.keys);
     }
   }
   __syncwarp();
@@ -200,14 +221,15 @@ __device__ __forceinline__ void copy_keys(const ScoreArgs& args, const TensorMap
   } else if (lane_id() < kMathWarpgroups) {
     const int g = lane_id();
     ptx::cp_async_bulk_tensor_3d(keys + g * kTileKeys * kDim, &maps.k, full, 0,
-                                 tile.first_key + g * kTileKeys, tile.batch);
+                                 tile.warpgroup_key(g), tile.batch);
   }
   const float* scales = args.in.k_scale + int64_t{tile.batch} * args.in.keys;
 #pragma unroll 1
   for (int c = lane_id(); c < kCtaKeys; c += 32) {
     int64_t key = int64_t{tile.first_key} + c;
+    if constexpr (kMode == Mode::kAppend) key += c >= tile.hole * kTileKeys ? kGroupKeys : 0;
     if constexpr (kMode == Mode::kSample) {
-      key = shared.groups[at][c / kGroupKeys] + c % kGroupKeys;
+      key = int64_t{shared.groups[at][c / kGroupKeys]} + c % kGroupKeys;
     }
     const bool inside = key < args.in.keys;
     ptx::cp_async_4(ptx::smem_address(&shared.scales[at][c]), scales + (inside ? key : 0),
@@ -253,6 +275,7 @@ __device__ __forceinline__ void copy_loop(const ScoreArgs& args, const TensorMap
         const Ring ring = query_ring<kHeads>(i);
         const uint32_t full = ptx::smem_address(&shared.query_full[ring.at()]);
         ptx::mbarrier_wait(ptx::smem_address(&shared.query_empty[ring.at()]), ring.parity() ^ 1);
+        __syncwarp();  // all lanes have seen this phase before lane 0 lets the next one begin
         if (lane_id() == 0) {
           ptx::mbarrier_arrive_expect_tx(full, Shared::kQueryBytes + Shared::kWeightBytes);
           ptx::cp_async_bulk_tensor_4d(ptx::smem_address(shared.queries[ring.at()]), &maps.q, full,

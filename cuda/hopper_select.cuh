@@ -223,8 +223,8 @@ __device__ __forceinline__ void find_segments(const ScoreArgs& args, int block, 
   }
   for (int i = lane_id(); i < piece_count; i += 32) {
     const Piece piece =
-        repaired ? pieces.whole(args.plan, block) : pieces.piece(args.plan, block, i);
-    gathering.pieces[i] = {workspace.segment(piece, row, 0), piece.capacity};
+        repaired ? pieces.whole(workspace, block) : pieces.piece(workspace, block, i);
+    gathering.pieces[i] = {piece.segment(row, 0), piece.capacity};
   }
   if (lane_id() == 0) {
     gathering.segments = segments;

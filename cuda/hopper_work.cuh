@@ -31,6 +31,7 @@ struct ScoreArgs {
   uint8_t* workspace;
   float* scores;        // kStore: of the first block's first row
   bool fill;            // kStore: -inf to keys outside the rows' ranges
+  bool wide;            // kStore: rows of scores begin at multiples of 16 bytes
   bool skip_short;      // rows of at most topk keys need no scores
   int64_t first_block;  // of this launch
   int32_t blocks;       // their number
@@ -99,8 +100,17 @@ __device__ __forceinline__ BlockRange block_range(const ScoreArgs& args, const B
 template <Mode kMode>
 __device__ __forceinline__ int32_t tile_count(const ScoreArgs& args, const BlockRange& range) {
   if (range.any.size() == 0) return 0;
-  if (kMode == Mode::kSample) return args.plan.sample_tiles;
-  return (range.any.end - range.first_key() + kCtaKeys - 1) / kCtaKeys;
+  const int32_t keys = range.any.end - range.first_key();
+  if (kMode != Mode::kSample && kMode != Mode::kAppend) return (keys + kCtaKeys - 1) / kCtaKeys;
+  const Windows windows = args.plan.windows;
+  return kMode == Mode::kAppend ? windows.count(keys)
+                                : (windows.holes(keys) + kCtaGroups - 1) / kCtaGroups;
+}
+
+// Tiles of the block's repair: all keys, one after the other.
+__device__ __forceinline__ int32_t repair_tile_count(const ScoreArgs& args,
+                                                     const BlockRange& range) {
+  return tile_count<Mode::kStore>(args, range);
 }
 
 // --- Shares.
@@ -168,36 +178,8 @@ __device__ __forceinline__ Share find_share(const int64_t* tiles_before, int blo
   return {end - begin, low, static_cast<int32_t>(begin - tiles_before[low])};
 }
 
-// --- Pieces.
+// --- The workspace's arrays.
 
-// Where a piece's candidates are: room for kBlockSegments segments of `capacity`.
-struct Piece {
-  int64_t number;  // among all pieces
-  int64_t offset;  // of its room, in candidates of a segment
-  int32_t capacity;
-
-  __device__ __forceinline__ Piece(int64_t number, int64_t offset, int64_t room)
-      : number(number), offset(offset), capacity(static_cast<int32_t>(min64(room, kMaxCapacity))) {}
-};
-
-// Blocks and CTAs both ascend from piece to piece, and one of them by one.
-__device__ __forceinline__ Piece piece_at(const Plan& plan, int block, int cta, int32_t begin,
-                                          int32_t end, int32_t tiles) {
-  const int64_t room = plan.block_capacity;
-  const int64_t from = room * begin / tiles, to = room * end / tiles;
-  const int64_t number = int64_t{block} + cta;
-  return {number, room * block + from + kSpare * number, to - from + kSpare};
-}
-
-// The room of all pieces of a block as one, for its repair.
-__device__ __forceinline__ Piece whole_piece(const Plan& plan, int block, int first_cta,
-                                             int last_cta) {
-  const int64_t number = int64_t{block} + first_cta;
-  return {number, int64_t{plan.block_capacity} * block + kSpare * number,
-          int64_t{plan.block_capacity} + kSpare * (last_cta - first_cta + 1)};
-}
-
-// The workspace's arrays.
 struct Workspace {
   const Plan& plan;
   uint8_t* memory;
@@ -210,12 +192,7 @@ struct Workspace {
   __device__ __forceinline__ Type* at(int64_t offset) const {
     return reinterpret_cast<Type*>(memory + offset);
   }
-  // The first candidate of a row's segment.
-  __device__ __forceinline__ Candidate* segment(const Piece& piece, int row, int segment) const {
-    return at<Candidate>(plan.candidates) + piece.offset * kBlockSegments +
-           int64_t{row * kRowSegments + segment} * piece.capacity;
-  }
-  // How many it has; the row's other segments' follow.
+  // How many candidates a row has in its first segment; the other segments' follow.
   __device__ __forceinline__ int32_t* counts(int64_t piece, int row) const {
     return at<int32_t>(plan.counts) + (piece * kQueryBlock + row) * kRowSegments;
   }
@@ -228,10 +205,64 @@ struct Workspace {
   __device__ __forceinline__ uint32_t* samples(int block, int row) const {
     return at<uint32_t>(plan.samples) + (int64_t{block} * kQueryBlock + row) * plan.sample_keys();
   }
-  __device__ __forceinline__ float* threshold(int block, int row) const {
-    return at<float>(plan.thresholds) + int64_t{block} * kQueryBlock + row;
+  __device__ __forceinline__ RowStart* row_start(int block, int row) const {
+    return at<RowStart>(plan.row_starts) + int64_t{block} * kQueryBlock + row;
+  }
+  // The row's candidates among its sampled keys.
+  __device__ __forceinline__ Candidate* sampled(int block, int row) const {
+    return at<Candidate>(plan.sampled) + (int64_t{block} * kQueryBlock + row) * plan.most_sampled;
   }
 };
+
+// --- Pieces.
+
+// Where a piece's candidates are: for each of kQueryBlock rows, kRowSegments segments of
+// `capacity`.  A row's segments follow each other and cross no multiple of 4 GiB, so that 32
+// bits of an address are enough to walk in one: from the row that would cross it on, all lie
+// further on by what a row has at most.
+struct Piece {
+  int64_t number;  // among all pieces
+  Candidate* candidates;
+  int32_t capacity;
+  int32_t crossing;  // the first row that lies further on
+
+  // `offset`: of its room, in candidates of a segment.
+  __device__ __forceinline__ Piece(const Workspace& workspace, int64_t number, int64_t offset,
+                                   int64_t room)
+      : number(number), capacity(static_cast<int32_t>(min64(room, kMaxCapacity))) {
+    auto* base = workspace.at<Candidate>(workspace.plan.candidates);
+    candidates = base + offset * kBlockSegments;
+    const uint64_t multiple = (reinterpret_cast<uint64_t>(base) | 0xFFFFFFFFu) + 1;
+    // Candidates before the multiple; negative behind it.
+    const int64_t before =
+        static_cast<int64_t>(multiple - reinterpret_cast<uint64_t>(candidates)) >> 3;
+    static_assert(sizeof(Candidate) == 1 << 3);
+    const uint32_t row = kRowSegments * capacity;
+    crossing =
+        before < 0 ? 0 : static_cast<uint32_t>(min64(before, int64_t{kQueryBlock} * row)) / row;
+  }
+  __device__ __forceinline__ Candidate* segment(int row, int s) const {
+    return candidates + (row * kRowSegments + s) * capacity +
+           (row >= crossing ? kMaxRowCandidates : 0);
+  }
+};
+
+// Blocks and CTAs both ascend from piece to piece, and one of them by one.
+__device__ __forceinline__ Piece piece_at(const Workspace& workspace, int block, int cta,
+                                          int32_t begin, int32_t end, int32_t tiles) {
+  const int64_t room = workspace.plan.block_capacity;
+  const int64_t from = room * begin / tiles, to = room * end / tiles;
+  const int64_t number = int64_t{block} + cta;
+  return {workspace, number, room * block + from + kSpare * number, to - from + kSpare};
+}
+
+// The room of all pieces of a block as one, for its repair.
+__device__ __forceinline__ Piece whole_piece(const Workspace& workspace, int block, int first_cta,
+                                             int last_cta) {
+  const int64_t number = int64_t{block} + first_cta, room = workspace.plan.block_capacity;
+  return {workspace, number, room * block + kSpare * number,
+          room + kSpare * (last_cta - first_cta + 1)};
+}
 
 // The pieces of a block.
 struct Pieces {
@@ -251,15 +282,15 @@ struct Pieces {
     }
   }
   __device__ __forceinline__ int count() const { return tiles > 0 ? last_cta - first_cta + 1 : 0; }
-  __device__ __forceinline__ Piece piece(const Plan& plan, int block, int i) const {
+  __device__ __forceinline__ Piece piece(const Workspace& workspace, int block, int i) const {
     const int cta = first_cta + i;
     const int64_t begin = max64(share_begin(total, cta, working) - before, 0);
     const int64_t end = min64(share_begin(total, cta + 1, working) - before, tiles);
-    return piece_at(plan, block, cta, static_cast<int32_t>(begin), static_cast<int32_t>(end),
+    return piece_at(workspace, block, cta, static_cast<int32_t>(begin), static_cast<int32_t>(end),
                     tiles);
   }
-  __device__ __forceinline__ Piece whole(const Plan& plan, int block) const {
-    return whole_piece(plan, block, first_cta, last_cta);
+  __device__ __forceinline__ Piece whole(const Workspace& workspace, int block) const {
+    return whole_piece(workspace, block, first_cta, last_cta);
   }
 };
 

@@ -62,6 +62,8 @@ inline constexpr uint32_t kFilterTile = 4096;  // elements between two barriers,
 inline constexpr int64_t kMaxTopkParts = 264;
 inline constexpr int64_t kMinPartKeys = kFilterTile;
 inline constexpr int64_t kMinCutKeys = 49152;
+// top_k_filter.cu has code of its own for rows of so many float32.
+inline constexpr int64_t kMaxShortKeys = 32768;
 
 JFT_HOST_DEVICE constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 JFT_HOST_DEVICE constexpr int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -16,8 +16,8 @@
 // Roles.  A CTA of 8 warps takes a row, or a part of one.
 //
 // Shared memory: FilterShared, the ends of the parts' candidates (2 KiB), and
-// top_k_capacity(k) candidates of 8 bytes, 48 KiB at k = 2048: 4 CTAs an SM, 3 for
-// rows in parts, whose code needs more than 64 registers.
+// held_candidates(k) of 8 bytes, 48 KiB at k = 2048 and 32 KiB for short rows: 4 CTAs an SM, 5
+// for short rows, 3 for rows in parts, whose code needs more than 64 registers.
 // Workspace, for rows in parts: TopkParts in limits.h.
 
 #include <cuda_runtime.h>
@@ -33,11 +33,34 @@
 namespace jax_fused_topk {
 namespace {
 
-// The sample of a row of n values has about n / kSampled of them, within these bounds.
-// In parts it is taken by each CTA, but one alone has all candidates to choose from.
-template <bool kInParts>
-constexpr uint32_t kSampled = kInParts ? 32 : 64;
+// Values of a sample.
 constexpr uint32_t kMinSample = 1024, kMaxSample = 8192;
+
+// Of float32 rows of up to kMaxShortKeys, whose sample and choice take as long as the pass, one
+// more CTA runs on an SM: its tiles are smaller.
+enum class Way { kShort, kLong, kParts };
+
+template <class Type>
+constexpr bool kHasShort = sizeof(typename Type::Bits) == 4;
+template <class Type, Way kWay>
+using TilesOf = RowTiles<Type, kHasShort<Type> && kWay != Way::kShort ? 3 : 2>;
+// CTAs that the registers of an SM must hold.
+template <Way kWay>
+constexpr int kResident = kWay == Way::kShort  ? 5
+                          : kWay == Way::kLong ? 4
+                                               : 3;
+
+// Candidates that a CTA holds.
+template <class Type, Way kWay>
+JFT_HOST_DEVICE int64_t held_candidates(const TopkParts& plan, int64_t k) {
+  if (kWay != Way::kShort) return plan.capacity;
+  return max64(ceil_div(k, 4) * 4 + TilesOf<Type, kWay>::kTile, kMaxSample / 2);
+}
+
+// The sample of a row of n values has about n / kSampled of them.  In parts each CTA takes it,
+// but one alone has all candidates to choose from; a short row has less room for too many.
+template <Way kWay>
+constexpr uint32_t kSampled = kWay == Way::kLong ? 64 : 32;
 
 static_assert(kMaxSample <= 2 * kFilterTile, "the sample must fit in shared memory");
 
@@ -153,9 +176,8 @@ struct PartTiles {
 };
 
 // All keys of a short row, at the row's own positions.
-template <class Type>
-__device__ __forceinline__ void load_keys(const RowTiles<Type>& row, uint32_t* keys) {
-  using Tiles = RowTiles<Type>;
+template <class Tiles>
+__device__ __forceinline__ void load_keys(const Tiles& row, uint32_t* keys) {
 #pragma unroll 1
   for (uint32_t t = 0; t < row.count(); ++t) {
     typename Tiles::Tile tile;
@@ -163,7 +185,7 @@ __device__ __forceinline__ void load_keys(const RowTiles<Type>& row, uint32_t* k
 #pragma unroll
     for (int j = 0; j < Tiles::kLoads; ++j) {
       const uint32_t first = (row.vector(t) + 32 * j) * Tiles::kPerLoad;
-      if (first < row.end) put_keys<Type>(tile.vectors[j], keys + first);
+      if (first < row.end) put_keys<typename Tiles::Type>(tile.vectors[j], keys + first);
     }
   }
 }
@@ -189,10 +211,9 @@ __device__ __forceinline__ void copy_row(const typename Type::Bits* x, const Key
 }
 
 // A row whose keys fit in shared memory.
-template <class Type, class Row>
-__device__ __forceinline__ void choose_directly(const RowTiles<Type>& row, uint32_t k,
-                                                uint32_t* keys, FilterShared& shared,
-                                                const Row& out) {
+template <class Tiles, class Row>
+__device__ __forceinline__ void choose_directly(const Tiles& row, uint32_t k, uint32_t* keys,
+                                                FilterShared& shared, const Row& out) {
   shared.select.histogram[threadIdx.x] = make_uint4(0, 0, 0, 0);
   load_keys(row, keys);
   __syncthreads();
@@ -204,13 +225,13 @@ __device__ __forceinline__ void choose_directly(const RowTiles<Type>& row, uint3
 // A key that at least k of the row's n keys reach, very likely, and not many more.
 // The sample: a vector from each of equal strata of the row, at a hashed place.  Its
 // rank is 4 deviations above the expected one.
-template <class Type, bool kInParts>
-__device__ __forceinline__ uint32_t sample_floor(const RowTiles<Type>& row, uint32_t k,
-                                                 uint32_t* keys, FilterShared& shared) {
-  constexpr uint32_t kPerVector = RowTiles<Type>::kPerLoad;
+template <Way kWay, class Tiles>
+__device__ __forceinline__ uint32_t sample_floor(const Tiles& row, uint32_t k, uint32_t* keys,
+                                                 FilterShared& shared) {
+  constexpr uint32_t kPerVector = Tiles::kPerLoad;
   const uint32_t n = row.end - row.begin;
   uint32_t size = kMinSample;
-  while (size < kMaxSample && 2 * size <= n / kSampled<kInParts>) size *= 2;
+  while (size < kMaxSample && 2 * size <= n / kSampled<kWay>) size *= 2;
   const uint32_t strata = size / kPerVector;
   const int log_strata = __popc(strata - 1);
   // Vectors wholly inside the row.
@@ -220,7 +241,7 @@ __device__ __forceinline__ uint32_t sample_floor(const RowTiles<Type>& row, uint
     const uint32_t jitter = s * 0x9E3779B1u >> 16;
     const uint32_t place = static_cast<uint32_t>(
         static_cast<uint64_t>(s << 16 | jitter) * vectors >> (16 + log_strata));
-    put_keys<Type>(__ldg(row.vectors + first + place), keys + s * kPerVector);
+    put_keys<typename Tiles::Type>(__ldg(row.vectors + first + place), keys + s * kPerVector);
   }
   __syncthreads();
   const float share = static_cast<float>(k) / static_cast<float>(n);
@@ -321,39 +342,40 @@ __device__ __forceinline__ bool choose_of_parts(const uint64_t* pairs, const uin
 
 // The CTA's row and its part of it.  Read anew wherever it is needed: registers are
 // what the pass over a row is short of.
-template <bool kInParts>
+template <Way kWay>
 __device__ __forceinline__ int64_t cta_row() {
-  return kInParts ? int64_t{blockIdx.y} : int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
+  return kWay == Way::kParts ? int64_t{blockIdx.y} : int64_t{blockIdx.y} * gridDim.x + blockIdx.x;
 }
-template <bool kInParts>
+template <Way kWay>
 __device__ __forceinline__ uint32_t cta_part() {
-  return kInParts ? blockIdx.x : 0;
+  return kWay == Way::kParts ? blockIdx.x : 0;
 }
 
-template <bool kInParts>
+template <Way kWay>
 __device__ __forceinline__ KeyRange cta_range(const TopkParams& p) {
-  const int64_t r = cta_row<kInParts>();
+  const int64_t r = cta_row<kWay>();
   return clamp_range(p.starts[r], p.ends[r], p.keys);
 }
 
 // Row: OutputRow or IndexRow.
-template <class Type, class Row, bool kInParts>
-__global__ __launch_bounds__(kFilterThreads, kInParts ? 3 : 4) void top_k_filter_kernel(
+template <class Type, class Row, Way kWay>
+__global__ __launch_bounds__(kFilterThreads, kResident<kWay>) void top_k_filter_kernel(
     const __grid_constant__ TopkParams p, const __grid_constant__ TopkParts plan) {
   using Bits = typename Type::Bits;
   extern __shared__ __align__(16) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
-  const Candidates candidates{shared.candidates, static_cast<uint32_t>(plan.capacity)};
+  const Candidates candidates{shared.candidates,
+                              static_cast<uint32_t>(held_candidates<Type, kWay>(plan, p.k))};
   uint32_t* const keys = reinterpret_cast<uint32_t*>(shared.candidates);
   const uint32_t k = static_cast<uint32_t>(p.k);
-  if (cta_row<kInParts>() >= p.rows) return;
-  const auto values = [&] { return static_cast<const Bits*>(p.x) + cta_row<kInParts>() * p.keys; };
-  const auto out = [&] { return Row(p, cta_row<kInParts>()); };
-  const KeyRange range = cta_range<kInParts>(p);
+  if (cta_row<kWay>() >= p.rows) return;
+  const auto values = [&] { return static_cast<const Bits*>(p.x) + cta_row<kWay>() * p.keys; };
+  const auto out = [&] { return Row(p, cta_row<kWay>()); };
+  const KeyRange range = cta_range<kWay>(p);
   const uint32_t size = range.size();
-  const RowTiles<Type> row(values(), range);
+  const TilesOf<Type, kWay> row(values(), range);
   if (size <= k || row.end <= max(kMaxDirect, 2 * k)) {
-    if (cta_part<kInParts>() == 0) {
+    if (cta_part<kWay>() == 0) {
       if (size <= k) {
         copy_row<Type>(values(), range, k, out());
       } else {
@@ -364,21 +386,21 @@ __global__ __launch_bounds__(kFilterThreads, kInParts ? 3 : 4) void top_k_filter
   }
 
   shared.filter.select.histogram[threadIdx.x] = make_uint4(0, 0, 0, 0);
-  uint32_t floor = sample_floor<Type, kInParts>(row, k, keys, shared.filter);
-  if constexpr (kInParts) {
+  uint32_t floor = sample_floor<kWay>(row, k, keys, shared.filter);
+  if constexpr (kWay == Way::kParts) {
     const uint32_t parts = static_cast<uint32_t>(plan.parts);
     const auto part = [&](uint32_t s) {
-      return Part{plan.pairs(p.workspace) + (cta_row<true>() * plan.parts + s) * plan.capacity};
+      return Part{plan.pairs(p.workspace) + (cta_row<kWay>() * plan.parts + s) * plan.capacity};
     };
-    const auto counts = [&] { return plan.counts(p.workspace) + 2 * cta_row<true>() * plan.parts; };
+    const auto counts = [&] { return plan.counts(p.workspace) + 2 * cta_row<kWay>() * plan.parts; };
     const auto bound = [&](uint32_t s) {
       return range.start + static_cast<int32_t>(uint64_t{size} * s / parts);
     };
-    const RowTiles<Type> piece(values(), {bound(blockIdx.x), bound(blockIdx.x + 1)});
+    const TilesOf<Type, kWay> piece(values(), {bound(blockIdx.x), bound(blockIdx.x + 1)});
     const uint32_t count =
         filter(piece, floor, k, candidates, 0, shared.filter, [&] { return part(blockIdx.x); });
     if (!leave_part(candidates, count, floor, part(blockIdx.x), counts() + 2 * blockIdx.x,
-                    plan.done(p.workspace) + cta_row<true>(), parts, shared)) {
+                    plan.done(p.workspace) + cta_row<kWay>(), parts, shared)) {
       return;
     }
     if (choose_of_parts(part(0).pairs, counts(), parts, k, candidates, shared, out)) return;
@@ -386,7 +408,7 @@ __global__ __launch_bounds__(kFilterThreads, kInParts ? 3 : 4) void top_k_filter
   }
   uint32_t count;
   while (true) {
-    const RowTiles<Type> row(values(), cta_range<kInParts>(p));
+    const TilesOf<Type, kWay> row(values(), cta_range<kWay>(p));
     count = filter(row, floor, k, candidates, 0, shared.filter, out);
     if (count >= k) break;
     floor = 0;  // it was too high
@@ -394,24 +416,32 @@ __global__ __launch_bounds__(kFilterThreads, kInParts ? 3 : 4) void top_k_filter
   choose(candidates, count, k, shared.filter, out());
 }
 
-template <class Type, class Row>
-cudaError_t launch(const TopkParams& p, cudaStream_t stream) {
-  const TopkParts plan(p.rows, p.keys, p.k);
-  if (p.workspace_bytes < plan.bytes()) return cudaErrorInvalidValue;
-  const size_t bytes = sizeof(Shared) + plan.capacity * sizeof(uint2);
-  const auto kernel =
-      plan.parts > 1 ? top_k_filter_kernel<Type, Row, true> : top_k_filter_kernel<Type, Row, false>;
+template <class Type, class Row, Way kWay>
+cudaError_t launch(const TopkParams& p, const TopkParts& plan, cudaStream_t stream) {
+  const size_t bytes = sizeof(Shared) + held_candidates<Type, kWay>(plan, p.k) * sizeof(uint2);
+  const auto kernel = top_k_filter_kernel<Type, Row, kWay>;
   Residency residency;
   cudaError_t error = prepare(kernel, kFilterThreads, bytes, residency);
   if (error != cudaSuccess) return error;
   dim3 grid = row_grid(p.rows);
-  if (plan.parts > 1) {
+  if (kWay == Way::kParts) {
     error = cudaMemsetAsync(plan.done(p.workspace), 0, p.rows * sizeof(uint32_t), stream);
     if (error != cudaSuccess) return error;
     grid = dim3(static_cast<unsigned>(plan.parts), static_cast<unsigned>(p.rows));
   }
   kernel<<<grid, kFilterThreads, bytes, stream>>>(p, plan);
   return cudaGetLastError();
+}
+
+template <class Type, class Row>
+cudaError_t launch(const TopkParams& p, cudaStream_t stream) {
+  const TopkParts plan(p.rows, p.keys, p.k);
+  if (p.workspace_bytes < plan.bytes()) return cudaErrorInvalidValue;
+  if (plan.parts > 1) return launch<Type, Row, Way::kParts>(p, plan, stream);
+  if constexpr (kHasShort<Type>) {
+    if (p.keys <= kMaxShortKeys) return launch<Type, Row, Way::kShort>(p, plan, stream);
+  }
+  return launch<Type, Row, Way::kLong>(p, plan, stream);
 }
 
 }  // namespace

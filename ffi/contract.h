@@ -33,6 +33,7 @@ inline constexpr int32_t kNoIndex = -1;
 
 inline constexpr uint32_t kPositiveNaN = 0x7FC00000u;
 inline constexpr uint32_t kNegativeInf = 0xFF800000u;
+inline constexpr uint32_t kPositiveInf = 0x7F800000u;
 
 // Bits of a float32 -> an unsigned key in IEEE total order: a larger key is a
 // larger value, +NaN above +inf, -NaN below -inf, -0 below +0.

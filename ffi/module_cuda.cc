@@ -24,6 +24,7 @@ NB_MODULE(_cuda, m) {
   m.attr("DIM_MULTIPLE") = jft::kDimMultiple;
   m.attr("MAX_INDEX_TOPK") = jft::kMaxIndexTopk;
   m.attr("MAX_SORTED_K") = jft::kMaxSortedTopk;
+  m.attr("TOP_K_MAX_SHORT_KEYS") = jft::kMaxShortKeys;
   const auto element = [](bool fp8) { return fp8 ? jft::Element::kF8E4M3FN : jft::Element::kBF16; };
   m.def("index_topk_workspace_bytes",
         [element](bool fp8, int64_t batch, int64_t queries, int64_t heads, int64_t dim,
@@ -38,10 +39,10 @@ NB_MODULE(_cuda, m) {
   });
   // The first keys of the groups of 8 that the Hopper path samples of a row of N keys.
   m.def("hopper_sampled_groups", [](int64_t keys) {
-    const int groups = jft::hopper::sample_tiles(keys) * jft::hopper::kCtaGroups;
+    const jft::hopper::Windows windows = jft::hopper::make_windows(keys);
     std::vector<int32_t> first;
-    for (int g = 0; g < groups; ++g) {
-      first.push_back(jft::hopper::sample_key({0, static_cast<int32_t>(keys)}, g, groups));
+    for (int32_t g = 0; g < windows.holes(static_cast<int32_t>(keys)); ++g) {
+      first.push_back(windows.hole_key(g));
     }
     return first;
   });
@@ -50,6 +51,8 @@ NB_MODULE(_cuda, m) {
   });
   m.attr("HOPPER_MAX_DENSE_KEYS") = jft::hopper::kMaxDenseKeys;
   m.attr("HOPPER_TILE_KEYS") = jft::hopper::kCtaKeys;
+  m.attr("HOPPER_WINDOW_KEYS") = jft::hopper::kCtaKeys + jft::hopper::kGroupKeys;
+  m.attr("HOPPER_MAX_SAMPLED_GROUPS") = jft::hopper::kMaxSampleTiles * jft::hopper::kCtaGroups;
   m.attr("HOPPER_MAX_FEW_BYTES") = jft::hopper::kMaxFewBytes;
   m.def("top_k_workspace_bytes", [](int64_t rows, int64_t keys, int64_t k, int order) {
     return jft::top_k_workspace_bytes(rows, keys, k, static_cast<jft::Order>(order));

@@ -20,6 +20,7 @@ import pytest
 import runners
 
 import jax_fused_topk
+from jax_fused_topk import _ffi
 
 pytestmark = pytest.mark.gpu
 
@@ -280,6 +281,20 @@ def test_top_k(cuda, dtype, rows, keys, k):
         expected, expected_values = oracles.choose(x[some], k, order=order)
         oracles.assert_same(indices[some], expected, "indices")
         oracles.assert_same(values[some], expected_values, "values")
+
+
+@pytest.mark.parametrize("name", inputs.ADVERSARIAL)
+def test_top_k_around_short_rows(cuda, name):
+    """Rows of up to a limit have code of their own, with room for fewer candidates."""
+    most = _ffi.cuda_module().TOP_K_MAX_SHORT_KEYS
+    for keys in (most - 1, most, most + 1):
+        x = inputs.adversarial(name, keys)
+        x = np.stack([x, -x, np.roll(x, 4099)])
+        for k in (1, 2048, 4096):
+            values, indices = cuda.top_k(x, k, order="index")
+            expected, expected_values = oracles.choose(x, k)
+            oracles.assert_same(indices, expected, "indices")
+            oracles.assert_same(values, expected_values, "values")
 
 
 def test_top_k_of_more_than_it_sorts(cuda):

@@ -81,6 +81,13 @@ def causal(x):
     return x._replace(starts=np.zeros(queries, np.int32), ends=ends)
 
 
+def sampled_keys():
+    """Those of LONG that are scored before the others."""
+    groups = np.int32(_ffi.cuda_module().hopper_sampled_groups(LONG))
+    keys = (groups[:, None] + np.arange(8)).ravel()
+    return keys[keys < LONG]  # the last window may end behind them
+
+
 @pytest.mark.small
 @pytest.mark.parametrize(
     ("queries", "keys", "topk"), [(3, 40, 16), (65, 337, 100), (5, 3000, 2048)]
@@ -160,7 +167,9 @@ def test_plateau_of_zeros_under_some_scores(cuda):
 def test_row_lengths_around_tiles_and_topk(cuda, topk):
     """Ranges that differ inside a block, with ends around every multiple of a tile."""
     tile = _ffi.cuda_module().HOPPER_TILE_KEYS
-    lengths = [tile * j + d for j in range(1, LONG // tile) for d in (-1, 0, 1)]
+    window = _ffi.cuda_module().HOPPER_WINDOW_KEYS
+    multiples = [n * j for n in (tile, window) for j in range(1, LONG // window)]
+    lengths = [n + d for n in multiples for d in (-1, 0, 1)]
     lengths += [topk + d for d in (-1, 0, 1)] * 3
     starts = np.resize(np.int32([0, 1, 7, tile, 5 * tile + 3]), len(lengths))
     ends = starts + np.int32(lengths)
@@ -190,6 +199,33 @@ def test_adversarial(cuda, name, queries):
         oracles.assert_same(got_values, values[which], "scores")
 
 
+@pytest.mark.parametrize("count", [60, 100, 500, LONG])
+@pytest.mark.parametrize("value", [np.nan, np.inf, 2, 0])
+def test_sampled_keys_that_are_alike(cuda, count, value):
+    """Some keys of the sample, or all, are equal, others of the row among them or not."""
+    scores = np.random.default_rng(35).random(LONG).astype(np.float32)
+    sampled = sampled_keys()[:count]
+    scores[sampled] = value
+    both = scores.copy()
+    both[np.minimum(sampled + 8, LONG - 1)] = value
+    for row in (scores, both):
+        expected, _ = oracles.choose(row, 2048)
+        got = cuda.index_topk(inputs.dial(row, QUERIES, 32, 128), 2048)
+        oracles.assert_same(got, np.tile(expected, (QUERIES, 1)))
+
+
+@pytest.mark.parametrize(("topk", "groups"), [(12, 1), (100, 2), (2048, 12)])
+def test_few_nan_all_of_them_sampled(cuda, topk, groups):
+    """The threshold is below NaN alone: other sampled keys must not go missing."""
+    scores = np.random.default_rng(36).random(LONG).astype(np.float32)
+    sampled = sampled_keys()
+    scores[sampled[24 : 24 + 8 * groups]] = np.nan
+    scores[sampled[8 * 40 + 2]] = 5
+    expected, _ = oracles.choose(scores, topk)
+    got = cuda.index_topk(inputs.dial(scores, QUERIES, 32, 128), topk)
+    oracles.assert_same(got, np.tile(expected, (QUERIES, 1)))
+
+
 @pytest.mark.parametrize("high", [True, False])
 @pytest.mark.parametrize("topk", [100, 2048])
 def test_samples_that_mislead(cuda, topk, high):
@@ -199,8 +235,7 @@ def test_samples_that_mislead(cuda, topk, high):
     low a one fills the segments.  Half of the rows are led astray.
     """
     rng = np.random.default_rng(33)
-    groups = np.int32(_ffi.cuda_module().hopper_sampled_groups(LONG))
-    sampled = (groups[:, None] + np.arange(8)).ravel()
+    sampled = sampled_keys()
     scores = rng.random(LONG).astype(np.float32)
     odd = scores.copy()
     odd[sampled] += 1 if high else -1
@@ -279,6 +314,21 @@ def test_every_row_of_the_replay_set(cuda, replay, keys):
 
 def test_a_whole_causal_prefill(cuda):
     check_every_row(cuda, causal(draw(41, 16_384, 16_384)), 2048)
+
+
+def test_workspaces_at_many_addresses(cuda):
+    """Candidates are walked with the lower 32 bits of an address.
+
+    96 MiB of workspace at a time, each further on by the 64 MiB that stay held: in 5 GiB one
+    lies across a multiple of 4 GiB.
+    """
+    operands = cuda.put(draw(48, QUERIES, LONG)._asdict())
+    run = jax.jit(functools.partial(jax_fused_topk.index_topk, implementation="cuda"))
+    hold = functools.partial(jnp.zeros, 2**26, jnp.uint8, device=cuda.device)
+    expected, held = np.asarray(run(**operands)), []
+    for _ in range(80):
+        held.append(hold())
+        oracles.assert_same(np.asarray(run(**operands)), expected)
 
 
 def test_many_rows_come_in_chunks(cuda):
