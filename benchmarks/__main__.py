@@ -6,6 +6,7 @@
     python -m benchmarks compare OLD NEW    what got slower; exit code 1 if something did
     python -m benchmarks counts --out FILE  how often sampled thresholds misled, on a Hopper GPU
     python -m benchmarks counters --out FILE    cycles and bytes by Nsight Compute, on the same
+    python -m benchmarks loops              the Hopper score loops as ptxas wrote them; no GPU
 
 Every line holds one implementation on one shape of one interleaved run.  Divide times of
 one run_id only: a card's clock follows its power.
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from benchmarks import inputs, records, runs, suites
 
-COMMANDS = ("tables", "figures", "compare", "counts", "counters")
+COMMANDS = ("tables", "figures", "compare", "counts", "counters", "loops")
 
 
 def main(arguments: list[str]) -> int:
