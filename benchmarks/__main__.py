@@ -17,6 +17,8 @@ import importlib
 import sys
 from pathlib import Path
 
+import jax
+
 from benchmarks import inputs, records, runs, suites
 
 COMMANDS = ("tables", "figures", "compare", "counts", "counters", "loops")
@@ -72,6 +74,12 @@ def _run(arguments: list[str]) -> int:
         planned = [(suite, suites.cases(suite, options)) for suite in args.suite]
     except ValueError as error:
         parser.error(str(error))
+    if jax.default_backend() == "cpu" and args.shapes is None and set(args.suite) != {"cpu"}:
+        parser.error("without a GPU only --suite cpu runs as it is; others need small --shapes")
+    if args.out is not None:
+        for suite in args.suite:
+            if reason := foreign(args.out / f"{suite}.jsonl"):
+                parser.error(reason)
     for suite, cases in planned:
         lines = runs.run(suite, cases, args.repeats)
         print(runs.table(lines))
@@ -80,6 +88,15 @@ def _run(arguments: list[str]) -> int:
             records.write(path, lines)
             print(f"wrote {path}")
     return 0
+
+
+def foreign(path: Path) -> str | None:
+    """Why a run must not write to `path`: it holds another card's lines."""
+    if not path.exists():
+        return None
+    here = runs.card()
+    there = {line["card"] for line in records.read(path)} - {here}
+    return f"--out: {path} holds lines of {there.pop()}, this is {here}" if there else None
 
 
 def _list(text: str) -> list[str]:

@@ -100,7 +100,7 @@ def main(arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     try:
         changes, left_out = compare(records.read(args.old), records.read(args.new))
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         parser.error(str(error))
     for text in left_out:
         print(f"not compared: {text}")

@@ -27,7 +27,7 @@ STANDALONE = (
     ("torch.topk", "any"),
     ("flashinfer.top_k", "any"),
 )
-TIMELINE_SHAPE = {"q": 4096, "n": 16384}
+TIMELINE_SHAPE = {"q": 4096, "n": 65536}
 
 
 def named(implementation: str, order: str | None) -> str:
@@ -101,23 +101,26 @@ def speedup() -> Data:
     panels = {
         "index_topk": (
             _prefill(),
-            ("index_topk", "index"),
-            (("jnp", "score"), ("index_scores+top_k", "any")),
+            (("jnp", "score", "index"), ("index_scores+top_k", "any", "index")),
         ),
         "top_k": (
             records.choose(lines_of("topk"), q=4096),
-            ("top_k", "score"),
-            (("lax.top_k", "score"), ("torch.topk", "any"), ("flashinfer.top_k", "any")),
+            # What does not sort is compared with what does not.
+            (
+                ("lax.top_k", "score", "score"),
+                ("torch.topk", "any", "any"),
+                ("flashinfer.top_k", "any", "any"),
+            ),
         ),
     }
     return {
         "panels": {
-            panel: {
+            ours: {
                 implementation: times
-                for implementation, order in others
-                if (times := _times(lines, ours, (implementation, order)))
+                for implementation, order, own in others
+                if (times := _times(lines, (ours, own), (implementation, order)))
             }
-            for panel, (lines, ours, others) in panels.items()
+            for ours, (lines, others) in panels.items()
         }
     }
 
@@ -135,7 +138,7 @@ def _times(
 
 
 def timeline() -> Data:
-    """The kernels of one call at Q = 4096, N = 16384: {name: [[kernel, start_us, end_us]]}."""
+    """The kernels of one call at `TIMELINE_SHAPE`: {name: [[kernel, start_us, end_us]]}."""
     lines = records.choose(_prefill(), **TIMELINE_SHAPE)
     shown = (("index_topk", "any"), ("index_topk", "score"), ("index_scores+top_k", "any"))
     calls = {}

@@ -88,7 +88,7 @@ def speedup(data: Data) -> plt.Figure:
             bars = axes.bar(at, above, width, 1, label=name, color=STYLES[name][0])
             for bar, height in zip(bars, heights, strict=True):
                 axes.annotate(
-                    f"{height:.2g}" if height < 99 else f"{height:.0f}",
+                    f"{height:.3g}" if height < 99 else f"{height:.0f}",
                     (bar.get_x() + bar.get_width() / 2, height),
                     xytext=(0, 3 if height >= 1 else -3),
                     textcoords="offset points",

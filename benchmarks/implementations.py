@@ -34,12 +34,19 @@ def check_names(names: Sequence[str]) -> Sequence[str]:
     """Returns the names.
 
     Raises:
-      ValueError: if one is neither an implementation's nor of the form `module:callable`.
+      ValueError: if one is neither an implementation's nor of the form `module:callable`, or
+        that cannot be imported.
     """
     for name in names:
-        if name not in NAMES and ":" not in name:
+        if name in NAMES:
+            continue
+        if ":" not in name:
             known = ", ".join(NAMES)
             raise ValueError(f"implementations must be of {known} or module:callable, got {name!r}")
+        try:
+            _import(name)
+        except (ImportError, AttributeError) as error:
+            raise ValueError(f"implementations: {name!r} cannot be imported: {error}") from error
     return names
 
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jax_fused_topk.selection import gather_selected
+from jax_fused_topk.selection import gather_selected, over_auto_axes
 
 CHECKPOINT_NAMES = ("jax_fused_topk_indices", "jax_fused_topk_scores")
 """The names that `index_topk` gives its results by `jax.ad_checkpoint.checkpoint_name`.
@@ -80,8 +80,12 @@ def values_tangent(
     indices: jax.Array,  # [R, K] int32
 ) -> jax.Array:
     """The tangent of `top_k`'s values [R, K]: the operand's where chosen, 0 at a -1."""
-    chosen = jnp.take_along_axis(tangent, jnp.maximum(indices, 0), axis=1)
-    return jnp.where(indices < 0, jnp.zeros_like(chosen), chosen)
+
+    def take(tangent: jax.Array, indices: jax.Array) -> jax.Array:
+        chosen = jnp.take_along_axis(tangent, jnp.maximum(indices, 0), axis=1)
+        return jnp.where(indices < 0, jnp.zeros_like(chosen), chosen)
+
+    return over_auto_axes(take, indices, jax.typeof(indices).sharding.spec)(tangent, indices)
 
 
 _values = jax.custom_jvp(lambda values, indices, operand: values)
@@ -97,10 +101,12 @@ def _scores_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[jax.Ar
     dots = [None if type(t) is SymbolicZero else t for t in tangents[2:]]
     if all(t is None for t in dots):
         return scores, jnp.zeros_like(scores)
-    tangent = lax.map(
-        lambda entry: _entry_tangent(*entry), (indices, _Values(*values), _Values(*dots))
+    tangents_of = over_auto_axes(
+        lambda *operands: lax.map(lambda entry: _entry_tangent(*entry), operands),
+        scores,
+        jax.typeof(scores).sharding.spec,
     )
-    return scores, tangent
+    return scores, tangents_of(indices, _Values(*values), _Values(*dots))
 
 
 _scores.defjvp(_scores_jvp, symbolic_zeros=True)

@@ -205,7 +205,7 @@ def test_the_tables_command_warns_of_other_kernel_sources(committed, monkeypatch
 
 def test_the_figures_command_draws_every_picture(committed, monkeypatch, tmp_path):
     """Controls, overlapping kernels and N that is no power of two can be drawn too."""
-    prefill = [x for n in (8192, 16384, 163840) for x in case(n, n / 8192, n / 500)]
+    prefill = [x for n in (8192, 65536, 163840) for x in case(n, n / 8192, n / 500)]
     kernels = [["scores", 0.0, 900.0], ["select", 850.0, 1000.0]]
     prefill[2]["timeline"] = kernels
     control = {**prefill[0], "implementation": "control:tensor", "order": None, "device_ms": 0.4}

@@ -112,6 +112,12 @@ def test_implementations_go_to_the_cases_that_have_them():
             ["--suite", "topk", "--shapes", "4x64", "--implementations", "best"],
             "implementations must be of index_topk, .* or module:callable, got 'best'",
         ),
+        (
+            ["--suite", "topk", "--shapes", "4x64", "--implementations", "no_such:f"],
+            "implementations: 'no_such:f' cannot be imported: No module named 'no_such'",
+        ),
+        (["--suite", "cpu,topk"], "without a GPU only --suite cpu runs as it is"),
+        (["compare", "no_such_old", "no_such_new"], "No such file or directory: 'no_such_old'"),
     ],
 )
 def test_refusals(arguments, message, capsys):
@@ -119,6 +125,16 @@ def test_refusals(arguments, message, capsys):
         __main__.main(arguments)
     assert error.value.code == 2
     assert re.search(message, capsys.readouterr().err)
+
+
+def test_lines_of_another_card_are_not_written_over(tmp_path, capsys):
+    path = tmp_path / "cpu.jsonl"
+    committed = records.RESULTS / "h200" / "topk.jsonl"
+    path.write_text(committed.read_text())
+    with pytest.raises(SystemExit):
+        __main__.main(["--suite", "cpu", "--out", str(tmp_path)])
+    assert "cpu.jsonl holds lines of NVIDIA H200, this is" in capsys.readouterr().err
+    assert path.read_text() == committed.read_text()
 
 
 def test_a_wrong_choice_of_an_exact_implementation_stops_the_benchmark(monkeypatch):

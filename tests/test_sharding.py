@@ -233,6 +233,45 @@ def test_explicit_axes_reach_the_results_types(name, layout):
     assert_same_results(got, jax.jit(f)(*x))
 
 
+@pytest.mark.parametrize("layout", EXPLICIT)
+def test_derivatives_over_explicit_axes(layout):
+    """Gradients have their operands' sharding, and one device's values: whole numbers."""
+    batch, rows = EXPLICIT[layout]
+    mesh = mesh_of((2, 2), ("x", "y"), AxisType.Explicit)
+    x = inputs.with_ranges(inputs.integer(7, 8, 130, heads=3, dim=16, batch=batch), 8)
+    x = [a.astype(jnp.bfloat16) if a.dtype == inputs.FP8 else a for a in x]
+    leading = rows[: len(batch)]
+    layouts = (P(*rows), P(*leading), P(*rows), P(*leading), P(*rows), P(*rows))
+
+    def loss(*operands):
+        scores, indices = index_topk(*operands)
+        chosen = jax_fused_topk.gather_selected(operands[1], indices)
+        keys = operands[1].shape[-2]
+        counts = jax_fused_topk.scatter_selected(jnp.ones_like(scores), indices, keys)
+        scores = jnp.where(indices < 0, 0, scores)
+        return jnp.sum(scores) + jnp.sum(chosen.astype(jnp.float32)) + jnp.sum(counts)
+
+    gradient = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+    with jax.set_mesh(mesh):
+        operands = place(mesh, x, layouts)
+        got = gradient(*operands)
+        for g, operand in zip(got, operands, strict=False):
+            assert jax.typeof(g).sharding.spec == jax.typeof(operand).sharding.spec
+    for g, wanted in zip(got, gradient(*x), strict=True):
+        assert np.abs(wanted).max() > 0
+        np.testing.assert_array_equal(np.asarray(g), np.asarray(wanted))
+
+
+def test_derivative_of_top_k_over_an_explicit_axis():
+    mesh = mesh_of((4,), ("x",), AxisType.Explicit)
+    x = np.random.default_rng(9).standard_normal((8, 50), np.float32)
+    gradient = jax.jit(jax.grad(lambda x: jnp.sum(jax_fused_topk.top_k(x, 7)[0] ** 2)))
+    with jax.set_mesh(mesh):
+        got = gradient(*place(mesh, [x], [P("x")]))
+        assert tuple(jax.typeof(got).sharding.spec) == ("x", None)
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(gradient(x)))
+
+
 def test_explicit_axes_that_cannot_work_are_refused():
     mesh, x = mesh_of((2, 2), ("x", "y"), AxisType.Explicit), batched_inputs()
     values = np.zeros((4, 8), np.float32)
