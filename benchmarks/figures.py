@@ -88,13 +88,17 @@ def speedup(data: Data) -> plt.Figure:
             bars = axes.bar(at, above, width, 1, label=name, color=STYLES[name][0])
             for bar, height in zip(bars, heights, strict=True):
                 axes.annotate(
-                    f"{height:.3g}" if height < 99 else f"{height:.0f}",
+                    f"{height:.2f}"
+                    if height < 2
+                    else f"{height:.2g}"
+                    if height < 99
+                    else f"{height:.0f}",
                     (bar.get_x() + bar.get_width() / 2, height),
                     xytext=(0, 3 if height >= 1 else -3),
                     textcoords="offset points",
                     ha="center",
                     va="bottom" if height >= 1 else "top",
-                    fontsize=8.5,
+                    fontsize=7 if height < 2 else 8.5,  # a bar's width
                 )
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
