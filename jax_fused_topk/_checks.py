@@ -221,6 +221,11 @@ def check_top_k(
     starts = _range_or_default(function, "starts", starts, tuple(batch), "[*B]", 0)
     ends = _range_or_default(function, "ends", ends, tuple(batch), "[*B]", keys)
     rows = math.prod(batch)
+    sharding = jax.typeof(x).sharding
+    if sharding.mesh.explicit_axes and any(sharding.spec[1:-1]):
+        # The rows of all batch dimensions become one dimension.
+        wanted = "be sharded along its first dimension alone, over an explicit mesh axis"
+        raise ValueError(_wrong(function, "operand", wanted, sharding.spec))
     return tuple(batch), TopKOperands(
         x.reshape(rows, keys), starts.reshape(rows), ends.reshape(rows)
     )

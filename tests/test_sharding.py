@@ -287,3 +287,6 @@ def test_explicit_axes_that_cannot_work_are_refused():
             ValueError, match=r"top_k: operand \[r, n\] must not be sharded along n"
         ):
             jax.jit(lambda x: jax_fused_topk.top_k(x, 3))(values)
+        (values,) = place(mesh, [np.zeros((4, 8, 20), np.float32)], [P(None, "x")])
+        with pytest.raises(ValueError, match="operand must be sharded along its first dimension"):
+            jax_fused_topk.top_k(values, 3)
