@@ -9,6 +9,7 @@ Measuring:
 - `counts`: how often a sampled threshold misled.
 - `hopper_library`: compiles the kernels of the two.
 - `counters`, `nsight`: hardware counters of a call, by Nsight Compute.
+- `loops`: the score loops as ptxas wrote them.
 - `timing`, `trace`, `clocks`: interleaved rounds, device time from traces, clock and power.
 - `scopes`: device time by `jax.named_scope`.
 - `runs`: a suite's JSON lines and its table on the screen.

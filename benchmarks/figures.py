@@ -73,6 +73,11 @@ def lines(data: Data, title: str, x: str, y: str, log_y: bool = True) -> plt.Fig
     return figure
 
 
+def times(ratio: float) -> str:
+    """Two significant digits, three near 1."""
+    return f"{ratio:.2f}" if ratio < 2 else f"{ratio:.2g}" if ratio < 99 else f"{ratio:.0f}"
+
+
 def speedup(data: Data) -> plt.Figure:
     """Bars, one panel an operation."""
     panels = data["panels"]
@@ -82,17 +87,13 @@ def speedup(data: Data) -> plt.Figure:
         width = 0.8 / max(1, len(others))
         for i, (name, points) in enumerate(others.items()):
             at = [counts.index(n) + (i - (len(others) - 1) / 2) * width for n, _ in points]
-            heights = [times for _, times in points]
+            heights = [height for _, height in points]
             # From 1, so that a bar below it says slower.
             above = [height - 1 for height in heights]
             bars = axes.bar(at, above, width, 1, label=name, color=STYLES[name][0])
             for bar, height in zip(bars, heights, strict=True):
                 axes.annotate(
-                    f"{height:.2f}"
-                    if height < 2
-                    else f"{height:.2g}"
-                    if height < 99
-                    else f"{height:.0f}",
+                    times(height),
                     (bar.get_x() + bar.get_width() / 2, height),
                     xytext=(0, 3 if height >= 1 else -3),
                     textcoords="offset points",

@@ -23,9 +23,17 @@ def available() -> bool:
 
 def find_nvcc() -> Path | None:
     """CUDACXX, the nvcc on the path, or that of NVIDIA's wheels."""
-    wheel = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "nvcc"
-    found = os.environ.get("CUDACXX") or shutil.which("nvcc") or wheel
-    return Path(found) if Path(found).exists() else None
+    given = os.environ.get("CUDACXX")
+    if given:
+        return Path(given) if Path(given).exists() else None
+    return find_program("nvcc")
+
+
+def find_program(name: str) -> Path | None:
+    """A program of the CUDA toolkit: that on the path, or of NVIDIA's wheels."""
+    wheel = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / name
+    found = Path(shutil.which(name) or wheel)
+    return found if found.exists() else None
 
 
 def compile_library(nvcc: Path, folder: Path, sources: Sequence[str]) -> Path:

@@ -12,13 +12,12 @@ because that product starts as soon as the others have read the accumulators.
 import argparse
 import itertools
 import re
-import shutil
 import subprocess
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import hopper_library
 from benchmarks.inputs import ROOT
 
 PREDICATE = re.compile(r"^@!?U?P\d+ ")
@@ -91,13 +90,6 @@ def _loop(code: list[tuple[int, str]], mode: str, heads: int) -> Loop:
     return Loop(mode, heads, len(waits), len(body), spills, tuple(late))
 
 
-def find_cuobjdump() -> Path | None:
-    """That on the path, or of NVIDIA's wheels."""
-    wheel = Path(sysconfig.get_path("purelib")) / "nvidia" / "cu13" / "bin" / "cuobjdump"
-    found = Path(shutil.which("cuobjdump") or wheel)
-    return found if found.exists() else None
-
-
 def main(arguments: list[str]) -> int:
     """Runs `python -m benchmarks loops`."""
     parser = argparse.ArgumentParser(
@@ -109,7 +101,7 @@ def main(arguments: list[str]) -> int:
         "binary", type=Path, nargs="?", help="a library or cubin (the installed module)"
     )
     binary = parser.parse_args(arguments).binary
-    cuobjdump = find_cuobjdump()
+    cuobjdump = hopper_library.find_program("cuobjdump")
     if cuobjdump is None:
         parser.error("loops needs cuobjdump, of the CUDA toolkit: none on PATH")
     if binary is None:

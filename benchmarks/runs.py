@@ -55,12 +55,6 @@ def run(suite: str, cases: Iterable[suites.Make], repeats: int) -> list[records.
     return lines
 
 
-def card() -> str:
-    """What the calls run on."""
-    device = jax.devices()[0]
-    return device.device_kind if device.platform == "gpu" else f"{os.cpu_count()} CPU cores"
-
-
 def describe(suite: str) -> dict[str, Any]:
     """The fields that all lines of a run share: when, which sources, on what."""
     info = build_info()
@@ -70,7 +64,7 @@ def describe(suite: str) -> dict[str, Any]:
         "run_id": f"{stamp}-{suite}",
         "suite": suite,
         "source_sha256": sources.sha256(),
-        "card": card(),
+        "card": device.device_kind if device.platform == "gpu" else f"{os.cpu_count()} CPU cores",
         "driver": driver() if device.platform == "gpu" else None,
         "python": platform.python_version(),
         **{name: info[name] for name in ("version", "jax", "jaxlib", "cuda_toolkit", "cpu_isa")},

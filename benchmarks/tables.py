@@ -258,10 +258,11 @@ def devices() -> str:
             digits(line["wall_ms"]),
             f"{line['speed_up']:.2f}",
             "yes" if line["equal"] else "NO",
+            f"`{line['source_sha256'][:12]}`",
         ]
         for line in other_lines("devices")
     ]
-    header = ["Q x N", "layout", "GPUs", "ms", "times faster", "the same bits"]
+    header = ["Q x N", "layout", "GPUs", "ms", "times faster", "the same bits", "kernel sources"]
     return markdown(header, rows)
 
 
@@ -447,8 +448,9 @@ def main(arguments: list[str]) -> int:
         path: Path = inputs.ROOT / page
         path.write_text(render(path.read_text()))
         print(f"wrote {path}")
-    measured = [*(lines_of(suite) for suite in H200), other_lines("counters"), lines_of("scopes")]
-    for lines in measured:
+    suites = (*H200, "scopes")
+    programs = ("model", "counts", "counters", "devices")
+    for lines in (*map(lines_of, suites), *map(other_lines, programs)):
         for run in records.stale(lines, sources.sha256()):
             print(f"WARNING: {run} is of other kernel sources than those at hand")
     return 0

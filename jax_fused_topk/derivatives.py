@@ -22,7 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jax_fused_topk.selection import gather_selected, over_auto_axes
+from jax_fused_topk._explicit import over_auto_axes, spec_of
+from jax_fused_topk.selection import gather_selected
 
 CHECKPOINT_NAMES = ("jax_fused_topk_indices", "jax_fused_topk_scores")
 """The names that `index_topk` gives its results by `jax.ad_checkpoint.checkpoint_name`.
@@ -85,7 +86,7 @@ def values_tangent(
         chosen = jnp.take_along_axis(tangent, jnp.maximum(indices, 0), axis=1)
         return jnp.where(indices < 0, jnp.zeros_like(chosen), chosen)
 
-    return over_auto_axes(take, indices, jax.typeof(indices).sharding.spec)(tangent, indices)
+    return over_auto_axes(take, spec_of(indices))(tangent, indices)
 
 
 _values = jax.custom_jvp(lambda values, indices, operand: values)
@@ -101,12 +102,13 @@ def _scores_jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[jax.Ar
     dots = [None if type(t) is SymbolicZero else t for t in tangents[2:]]
     if all(t is None for t in dots):
         return scores, jnp.zeros_like(scores)
-    tangents_of = over_auto_axes(
-        lambda *operands: lax.map(lambda entry: _entry_tangent(*entry), operands),
-        scores,
-        jax.typeof(scores).sharding.spec,
+
+    def tangent(*operands: Any) -> jax.Array:
+        return lax.map(lambda entry: _entry_tangent(*entry), operands)
+
+    return scores, over_auto_axes(tangent, spec_of(scores))(
+        indices, _Values(*values), _Values(*dots)
     )
-    return scores, tangents_of(indices, _Values(*values), _Values(*dots))
 
 
 _scores.defjvp(_scores_jvp, symbolic_zeros=True)

@@ -1,14 +1,10 @@
 """Reads and adds rows at chosen indices, where -1 means that there is none."""
 
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_fused_topk import _checks
+from jax_fused_topk._explicit import either_spec, over_auto_axes, spec_of
 
 
 def gather_selected(
@@ -44,8 +40,8 @@ def gather_selected(
     for _ in indices.shape[:-2]:
         gather = jax.vmap(gather)
     batch = indices.ndim - 2
-    spec = (*_either(x, indices, batch), *_spec(indices)[batch:], *_spec(x)[batch + 1 :])
-    return over_auto_axes(gather, x, spec)(x, indices)
+    rows = (*either_spec(x, indices, batch), *spec_of(indices)[batch:])
+    return over_auto_axes(gather, (*rows, *spec_of(x)[batch + 1 :]))(x, indices)
 
 
 def scatter_selected(
@@ -84,33 +80,8 @@ def scatter_selected(
     for _ in indices.shape[:-2]:
         scatter = jax.vmap(scatter)
     batch = indices.ndim - 2
-    spec = (*_either(updates, indices, batch), None, *_spec(updates)[batch + 2 :])
-    return over_auto_axes(scatter, updates, spec)(updates, indices)
-
-
-def over_auto_axes(
-    function: Callable[..., jax.Array], like: jax.Array, spec: Sequence[Any]
-) -> Callable[..., jax.Array]:
-    """`function` with explicit mesh axes as automatic ones, and its result sharded by `spec`.
-
-    What the kernels do by themselves needs no such help: see _partition.py.
-    """
-    mesh = jax.typeof(like).sharding.mesh
-    if not mesh.explicit_axes:
-        return function
-    sharding = NamedSharding(mesh, PartitionSpec(*spec))
-    return functools.partial(jax.sharding.auto_axes(function), out_sharding=sharding)
-
-
-def _spec(x: jax.Array) -> tuple[Any, ...]:
-    """The mesh axes of each dimension of x."""
-    spec = tuple(jax.typeof(x).sharding.spec)
-    return (*spec, *[None] * (x.ndim - len(spec)))
-
-
-def _either(a: jax.Array, b: jax.Array, dims: int) -> tuple[Any, ...]:
-    """The mesh axes that one or the other has at each of the first dimensions."""
-    return tuple(i or j for i, j in zip(_spec(a)[:dims], _spec(b)[:dims], strict=True))
+    keys_whole = (*either_spec(updates, indices, batch), None)
+    return over_auto_axes(scatter, (*keys_whole, *spec_of(updates)[batch + 2 :]))(updates, indices)
 
 
 def _past_the_end(indices: jax.Array, keys: int) -> jax.Array:

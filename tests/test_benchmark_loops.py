@@ -5,25 +5,20 @@ import sys
 import pytest
 
 import jax_fused_topk
-from benchmarks import __main__, loops
-
-HEAD = (
-    "WARPGROUP.ARRIVE",
-    "QGMMA.64x112x32.F32.E4M3.E4M3 R24, gdesc[UR28], RZ, !UPT",
-    "{fmas}",
-    "QGMMA.64x112x32.F32.E4M3.E4M3 R24, gdesc[UR24], R24, gsb0",
-    "WARPGROUP.DEPBAR.LE gsb0, 0x0",
-    "FADD R9, R24, |R24|",
-)
+from benchmarks import __main__, hopper_library, loops
 
 
-def listing(name, *late, before=3, end="@!P0 BRA 0x0030"):
-    """A function whose loop, from its third instruction on, has a head for each of `late`."""
-    code = ["MOV R1, R2", "NOP", "S2R R0, SR_TID.X"][:before]
+def listing(name, *late, end="@!P0 BRA 0x0030"):
+    """A function whose loop, from its fourth instruction on, has a head for each of `late`.
+
+    So many FMAs, each with a load of a spilled register, stand behind the head's first product.
+    """
+    code = ["MOV R1, R2", "NOP", "S2R R0, SR_TID.X"]
     for fmas in late:
-        head = [line for line in HEAD if line != "{fmas}"]
-        head[2:2] = ["FFMA R9, R81, R9, R126", "@P1 LDL R3, [R1+0x4]"][:2] * fmas
-        code += head
+        code += ["WARPGROUP.ARRIVE", "QGMMA.64x112x32.F32.E4M3.E4M3 R24, gdesc[UR28], RZ, !UPT"]
+        code += ["FFMA R9, R81, R9, R126", "@P1 LDL R3, [R1+0x4]"] * fmas
+        code += ["QGMMA.64x112x32.F32.E4M3.E4M3 R24, gdesc[UR24], R24, gsb0"]
+        code += ["WARPGROUP.DEPBAR.LE gsb0, 0x0", "FADD R9, R24, |R24|"]
     code += [end, "EXIT"]
     lines = [f"        /*{16 * i:04x}*/   {text} ;   /* 0x00 */" for i, text in enumerate(code)]
     return f"\t\tFunction : {name}\n" + "\n".join(lines) + "\n"
@@ -73,7 +68,7 @@ def test_the_command_prints_a_line_a_loop(tmp_path, monkeypatch, capsys):
 
 
 def test_without_cuobjdump_the_command_says_so(monkeypatch, capsys):
-    monkeypatch.setattr(loops, "find_cuobjdump", lambda: None)
+    monkeypatch.setattr(hopper_library, "find_program", lambda name: None)
     with pytest.raises(SystemExit):
         __main__.main(["loops"])
     assert "loops needs cuobjdump, of the CUDA toolkit: none on PATH" in capsys.readouterr().err
@@ -81,7 +76,7 @@ def test_without_cuobjdump_the_command_says_so(monkeypatch, capsys):
 
 def test_the_installed_loops(capsys):
     """Of a head's instructions 112 are its sum's and 4 its products."""
-    if not jax_fused_topk.build_info()["cuda"] or loops.find_cuobjdump() is None:
+    if not jax_fused_topk.build_info()["cuda"] or hopper_library.find_program("cuobjdump") is None:
         pytest.skip("THE LOOPS WERE NOT LOOKED AT: no CUDA part, or no cuobjdump")
     assert __main__.main(["loops"]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -127,13 +127,13 @@ def test_refusals(arguments, message, capsys):
     assert re.search(message, capsys.readouterr().err)
 
 
-def test_lines_of_another_card_are_not_written_over(tmp_path, capsys):
+def test_without_a_gpu_its_lines_are_not_written_over(tmp_path, capsys):
     path = tmp_path / "cpu.jsonl"
     committed = records.RESULTS / "h200" / "topk.jsonl"
     path.write_text(committed.read_text())
     with pytest.raises(SystemExit):
         __main__.main(["--suite", "cpu", "--out", str(tmp_path)])
-    assert "cpu.jsonl holds lines of NVIDIA H200, this is" in capsys.readouterr().err
+    assert "cpu.jsonl holds a GPU's lines, and there is none here" in capsys.readouterr().err
     assert path.read_text() == committed.read_text()
 
 
