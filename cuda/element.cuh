@@ -65,12 +65,12 @@ auto with_element(Element element, Launch launch) {
 
 // A row of results.
 template <class Type>
-struct OutputRow {
+struct TopkRow {
   using Bits = typename Type::Bits;
   Bits* values;
   int32_t* indices;
 
-  __device__ __forceinline__ OutputRow(const TopkParams& p, int64_t row)
+  __device__ __forceinline__ TopkRow(const TopkParams& p, int64_t row)
       : values(static_cast<Bits*>(p.values) + row * p.k), indices(p.indices + row * p.k) {}
 
   __device__ __forceinline__ void put(uint32_t i, uint32_t key, int32_t index) const {
@@ -97,7 +97,7 @@ struct IndexRow {
   int32_t* indices;
 
   __device__ __forceinline__ IndexRow(const TopkParams& p, int64_t row)
-      : x(static_cast<const typename Type::Bits*>(p.x) + row * p.keys),
+      : x(static_cast<const typename Type::Bits*>(p.x) + row * p.row_stride),
         indices(p.indices + row * p.k) {}
 
   __device__ __forceinline__ void put(uint32_t i, uint32_t, int32_t index) const {

@@ -99,7 +99,7 @@ struct RowTiles {
   using Type = ElementType;
   using Bits = typename Type::Bits;
   static constexpr uint32_t kPerLoad = 16 / sizeof(Bits);
-  static constexpr int kLoads = kTileLoads;            // of a thread; 4 do not fit in 64 registers
+  static constexpr int kLoads = kTileLoads;            // of a thread, 3 at most: 64 registers
   static constexpr int kElements = kLoads * kPerLoad;  // of a thread
   static constexpr uint32_t kTile = kElements * kFilterThreads;
   static_assert(kTile <= kFilterTile);

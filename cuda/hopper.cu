@@ -58,8 +58,9 @@ cudaError_t launch_dense_scores(ScoreArgs& args, const TensorMaps& maps, cudaStr
   if (!few_queries(args.in.queries)) return launch_score<Mode::kStore>(args, maps, stream);
   // A block is a batch entry.
   static_assert(!few_queries(kQueryBlock + 1));
-  return launch_few_scores(batch_slice(args.in, args.first_block, args.blocks), args.scores, stream,
-                           args.fill, args.skip_short ? args.plan.topk : 0);
+  return launch_few_scores(batch_slice(args.in, args.first_block, args.blocks), args.scores,
+                           args.row_stride, stream, args.fill,
+                           args.skip_short ? args.plan.topk : 0);
 }
 
 // The top_k of the scores of args' rows.
@@ -74,6 +75,7 @@ cudaError_t launch_dense_top_k(const ScoreArgs& args, const IndexTopkParams& par
   top_k.element = Element::kF32;
   top_k.order = params.order;
   top_k.x = args.scores;
+  top_k.row_stride = args.row_stride;
   top_k.starts = in.starts + row;
   top_k.ends = in.ends + row;
   if (params.scores != nullptr) {
@@ -98,14 +100,28 @@ cudaError_t launch_threshold(const ScoreArgs& args, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
+template <Order kOrder>
 cudaError_t launch_select(const ScoreArgs& args, const IndexTopkParams& params,
                           cudaStream_t stream) {
-  const size_t bytes = SelectMemory::bytes(params.order, args.in.keys, params.topk);
+  const size_t bytes = SelectMemory::bytes(kOrder, args.in.keys, params.topk);
   Residency residency;
-  const cudaError_t error = prepare(select_kernel, kFilterThreads, bytes, residency);
+  const cudaError_t error = prepare(select_kernel<kOrder>, kFilterThreads, bytes, residency);
   if (error != cudaSuccess) return error;
-  select_kernel<<<args.blocks * kQueryBlock, kFilterThreads, bytes, stream>>>(args, params);
+  select_kernel<kOrder><<<args.blocks * kQueryBlock, kFilterThreads, bytes, stream>>>(args, params);
   return cudaGetLastError();
+}
+
+cudaError_t launch_select(const ScoreArgs& args, const IndexTopkParams& params,
+                          cudaStream_t stream) {
+  switch (params.order) {
+    case Order::kIndex:
+      return launch_select<Order::kIndex>(args, params, stream);
+    case Order::kScore:
+      return launch_select<Order::kScore>(args, params, stream);
+    case Order::kAny:
+      return launch_select<Order::kAny>(args, params, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace
@@ -130,6 +146,7 @@ cudaError_t launch_index_scores(const IndexScoresParams& params, cudaStream_t st
   ScoreArgs args{};
   args.in = in;
   args.fill = true;
+  args.row_stride = in.keys;
   return for_chunks(in.batch * blocks_per_batch(in.queries), kMaxBlocks,
                     [&](int64_t first, int32_t blocks) {
                       args.first_block = first;
@@ -149,6 +166,7 @@ cudaError_t launch_index_topk(const IndexTopkParams& params, cudaStream_t stream
                         keeps_values(params.order, unscored_result));
   args.workspace = static_cast<uint8_t*>(params.workspace);
   args.scores = reinterpret_cast<float*>(args.workspace + args.plan.scores);
+  args.row_stride = args.plan.row_stride;
   args.skip_short = unscored_result && params.order != Order::kScore;
   if (params.workspace_bytes < args.plan.bytes) return cudaErrorInvalidValue;
   const bool nothing_to_score = in.keys <= 0 || (args.skip_short && in.keys <= params.topk);

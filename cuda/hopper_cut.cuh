@@ -171,20 +171,8 @@ __device__ __forceinline__ void cut_row(const Workspace& workspace, const Piece&
 
 // --- Levelling, by a warp.
 
-// Exclusive sum over the lanes below.
-__device__ __forceinline__ uint32_t sum_below(uint32_t value) {
-  uint32_t upto = value;
-#pragma unroll
-  for (int d = 1; d < 32; d *= 2) {
-    const uint32_t other = __shfl_up_sync(kFullWarp, upto, d);
-    if (MathGroup::lane() >= d) upto += other;
-  }
-  return upto - value;
-}
-
 // Moves the ends of a row's long segments to short ones, until all are as long as each other.
-__device__ __forceinline__ void level_row(const Workspace& workspace, const Piece& piece, int row,
-                                          Shared& shared) {
+__device__ __forceinline__ void level_row(const Piece& piece, int row, Shared& shared) {
   Candidate* first = piece.segment(row, 0);
   const uint32_t size = lane_size(shared, row);
   const uint32_t total = __reduce_add_sync(kFullWarp, size);
@@ -193,7 +181,8 @@ __device__ __forceinline__ void level_row(const Workspace& workspace, const Piec
       segment ? (total + kRowSegments - 1 - MathGroup::lane()) / kRowSegments : 0;
   // The i-th candidate above its segment's share goes to the i-th place below one.
   const uint32_t over = size > share ? size - share : 0, under = share > size ? share - size : 0;
-  const uint32_t over_below = sum_below(over), under_below = sum_below(under);
+  const uint32_t over_below = sum_to_lane<MathGroup>(over) - over;
+  const uint32_t under_below = sum_to_lane<MathGroup>(under) - under;
   const uint32_t moved = __reduce_add_sync(kFullWarp, over);
   for (uint32_t base = 0; base < moved; base += 32) {
     const uint32_t i = base + MathGroup::lane();
@@ -233,7 +222,7 @@ __device__ __forceinline__ void make_room(const Workspace& workspace, const Piec
   MathGroup::sync();
   for (int row = MathGroup::warp(); row < kQueryBlock; row += kMathWarps) {
     if (__any_sync(kFullWarp, lane_size(shared, row) > most)) {
-      level_row(workspace, piece, row, shared);
+      level_row(piece, row, shared);
     }
     __syncwarp();
   }

@@ -58,13 +58,14 @@ cudaError_t launch(const Args& args, cudaStream_t stream) {
 
 }  // namespace
 
-cudaError_t launch_few_scores(const IndexInputs& in, float* scores, cudaStream_t stream,
-                              bool fill_outside, int32_t unscored_size) {
+cudaError_t launch_few_scores(const IndexInputs& in, float* scores, int64_t row_stride,
+                              cudaStream_t stream, bool fill_outside, int32_t unscored_size) {
   if (!supported(in.element, in.heads, in.dim)) return cudaErrorInvalidValue;
   if (in.batch <= 0 || in.queries <= 0 || in.keys <= 0) return cudaSuccess;
   Args args{};
   args.in = in;
   args.scores = scores;
+  args.row_stride = row_stride;
   args.fill_outside = fill_outside;
   args.unscored_size = unscored_size;
   return in.heads == 64 ? launch<64>(args, stream) : launch<32>(args, stream);

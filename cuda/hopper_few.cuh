@@ -328,7 +328,7 @@ __global__ __launch_bounds__(kThreads,
     }
     if (threadIdx.x == 64) item = next;
     if (threadIdx.x < L::kQueries) {
-      rows[threadIdx.x] = {args.scores + row * args.in.keys, static_cast<uint32_t>(range.start),
+      rows[threadIdx.x] = {args.scores + row * args.row_stride, static_cast<uint32_t>(range.start),
                            static_cast<uint32_t>(range.size())};
     }
     store_weight<kHeads, kPack>(memory, weight);

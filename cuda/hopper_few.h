@@ -7,11 +7,11 @@
 
 namespace jax_fused_topk::hopper {
 
-// scores: [B, Q, N] float32, the bits of launch_index_scores, -inf outside the rows'
-// ranges.  Without fill_outside nothing need be written there, and rows of at most
-// unscored_size keys are left out.  For what is `supported`, faster for `few_queries`.
-cudaError_t launch_few_scores(const IndexInputs& in, float* scores, cudaStream_t stream,
-                              bool fill_outside, int32_t unscored_size);
+// scores: [B, Q, N] float32, `row_stride` from row to row, the bits of launch_index_scores, -inf
+// outside the rows' ranges.  Without fill_outside nothing need be written there, and rows of at
+// most unscored_size keys are left out.  For what is `supported`, faster for `few_queries`.
+cudaError_t launch_few_scores(const IndexInputs& in, float* scores, int64_t row_stride,
+                              cudaStream_t stream, bool fill_outside, int32_t unscored_size);
 
 }  // namespace jax_fused_topk::hopper
 

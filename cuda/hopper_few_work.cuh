@@ -21,6 +21,7 @@ inline constexpr uint32_t kTileKeys = 64;  // M of the WGMMA
 struct Args {
   IndexInputs in;
   float* scores;          // [B, Q, N]
+  int64_t row_stride;     // from a row's scores to the next row's
   bool fill_outside;      // write -inf outside the rows' ranges
   int32_t unscored_size;  // rows of at most so many keys are left out
   uint32_t groups_per_batch;

@@ -62,7 +62,8 @@ __device__ __forceinline__ void store_scores(const ScoreArgs& args, const Tile& 
   const int64_t keys = args.in.keys;
   const int32_t first = tile.first_key + lane_column() / kTileKeys * kTileKeys;
   const int32_t lane_key = tile.first_key + lane_column();
-  float* out = args.scores + (int64_t{tile.first_row} + lane_row()) * keys + lane_key;
+  const int64_t stride = args.row_stride;
+  float* out = args.scores + (int64_t{tile.first_row} + lane_row()) * stride + lane_key;
   // Without a fill nobody reads what lies outside a row's range.
   const KeyRange free =
       args.fill ? tile.all
@@ -72,7 +73,7 @@ __device__ __forceinline__ void store_scores(const ScoreArgs& args, const Tile& 
     // write 64 bytes: an even lane takes the keys of j, an odd one those of j + 1.
     const bool odd_lane = ptx::tid_x() % 2 != 0;
     out += odd_lane ? 6 : 0;
-    float* const out8 = out + 8 * keys;
+    float* const out8 = out + 8 * stride;
     float2 before[2];
     visit_scores(sum, scales, [&](int r, int j, float even, float odd) {
       const float2 now = make_float2(even, odd);
@@ -103,7 +104,7 @@ __device__ __forceinline__ void store_scores(const ScoreArgs& args, const Tile& 
       const int64_t key = int64_t{lane_key} + 8 * j + c;
       if (!inside[r] || key >= keys) continue;
       const bool valid = key >= range[r].start && key < range[r].end;
-      out[8 * r * keys + 8 * j + c] = !valid ? __uint_as_float(kNegativeInf) : c ? odd : even;
+      out[8 * r * stride + 8 * j + c] = !valid ? __uint_as_float(kNegativeInf) : c ? odd : even;
     }
   });
 }
@@ -121,7 +122,7 @@ __device__ __forceinline__ void fill_outside(const ScoreArgs& args, int warp, in
     const int64_t end = begin + int64_t{tile_count<Mode::kStore>(args, range)} * kCtaKeys;
     const int64_t low = unit % chunks * kChunk, high = min64(low + kChunk, keys);
     for (int row = warp; row < kQueryBlock && place.query + row < args.in.queries; row += warps) {
-      float* out = args.scores + (first_row(args, place) - origin + row) * keys;
+      float* out = args.scores + (first_row(args, place) - origin + row) * args.row_stride;
       for (int64_t key = low + lane_id(); key < high; key += 32) {
         if (key < begin || key >= end) out[key] = __uint_as_float(kNegativeInf);
       }
@@ -376,7 +377,8 @@ __device__ __forceinline__ void math_loop(const ScoreArgs& args, Shared& shared,
       }
     }
     __syncwarp();
-    if (lane_id() == 0) ptx::mbarrier_arrive(ptx::smem_address(&shared.key_empty[at]));
+    // Every lane for itself, as each has read the header and the scales.
+    ptx::mbarrier_arrive(ptx::smem_address(&shared.key_empty[at]));
     ++ring.step;
   }
   if constexpr (kMode == Mode::kTensorControl) pretend_use(args, acc);
@@ -396,7 +398,7 @@ __global__ __launch_bounds__(kThreads,
       ptx::mbarrier_init(ptx::smem_address(&shared.query_empty[i]), kMathWarps);
       // The header and the keys, and 32 lanes' copies of the scales.
       ptx::mbarrier_init(ptx::smem_address(&shared.key_full[i]), 1 + 32);
-      ptx::mbarrier_init(ptx::smem_address(&shared.key_empty[i]), kMathWarps);
+      ptx::mbarrier_init(ptx::smem_address(&shared.key_empty[i]), kMathThreads);
     }
     ptx::fence_mbarrier_init();
   }

@@ -41,7 +41,7 @@ cudaError_t launch_score(ScoreArgs& args, const TensorMaps& maps, int64_t most_t
   const cudaError_t error =
       prepare(score_kernel<kMode, kHeads>, kThreads, sizeof(Shared), residency);
   if (error != cudaSuccess) return error;
-  args.wide = args.in.keys % 4 == 0 && reinterpret_cast<uintptr_t>(args.scores) % 16 == 0;
+  args.wide = args.row_stride % 4 == 0 && reinterpret_cast<uintptr_t>(args.scores) % 16 == 0;
   args.ctas = static_cast<int32_t>(min64(most_tiles, min64(residency.sms, kMaxCtas)));
   score_kernel<kMode, kHeads><<<args.ctas, kThreads, sizeof(Shared), stream>>>(maps, args);
   return cudaGetLastError();

@@ -41,42 +41,47 @@ inline constexpr int kMaxCtas = 132;
 inline constexpr int64_t kMaxBlocks = 8192;
 
 // --- Windows: how kAppend's tiles and the sample share the keys of a block, so that none is
-// scored twice.  A window is a tile's keys, and in every `step`-th window a group of 8 more, the
-// hole, before, between or behind the warpgroups' keys: the holes are the sample.
+// scored twice.  A window is a tile's keys, and in the first `holes` of every `cycle` windows a
+// group of 8 more, the hole, before, between or behind the warpgroups' keys: the holes are the
+// sample.
 //
-//     window 0            window 1       window 2             with step 2
-//   | 112 H 112 112 | 112 112 112 | H 112 112 112 | ...
+//     window 0            window 1            window 2          of cycle 3 with 2 holes
+//   | 112 H 112 112     | H 112 112 112     | 112 112 112     | ...
 //
 struct Windows {
-  int32_t step;
+  int32_t cycle, holes;
 
-  // Keys from a hole's window to the next.
-  JFT_HOST_DEVICE int32_t round() const { return step * kCtaKeys + kGroupKeys; }
   // Keys before window w, from the block's first.
   JFT_HOST_DEVICE int32_t start(int32_t w) const {
-    return w * kCtaKeys + (w + step - 1) / step * kGroupKeys;
+    return w * kCtaKeys + (w / cycle * holes + min32(w % cycle, holes)) * kGroupKeys;
   }
   // Warpgroups whose keys are before the hole; all if there is none.
   JFT_HOST_DEVICE int32_t hole(int32_t w) const {
-    return w % step == 0 ? hashed_hole(w) : kMathWarpgroups;
+    return w % cycle < holes ? hashed_hole(w) : kMathWarpgroups;
   }
   // Windows that so many keys take.
   JFT_HOST_DEVICE int32_t count(int32_t keys) const {
-    const int32_t rest = keys % round();
-    const int32_t behind = rest - kCtaKeys - kGroupKeys;  // the first of a round
-    return keys / round() * step + (rest > 0) +
-           (behind > 0 ? (behind + kCtaKeys - 1) / kCtaKeys : 0);
+    const int32_t rest = keys % round(), without = rest - holes * kHoleWindow;
+    const int32_t begun = without <= 0 ? (rest + kHoleWindow - 1) / kHoleWindow
+                                       : holes + (without + kCtaKeys - 1) / kCtaKeys;
+    return keys / round() * cycle + begun;
   }
   // Holes in them.
-  JFT_HOST_DEVICE int32_t holes(int32_t keys) const {
-    return keys / round() + (keys % round() > 0);
+  JFT_HOST_DEVICE int32_t count_holes(int32_t keys) const {
+    const int32_t begun = (keys % round() + kHoleWindow - 1) / kHoleWindow;
+    return keys / round() * holes + min32(begun, holes);
   }
   // The first key of the g-th hole.
   JFT_HOST_DEVICE int32_t hole_key(int32_t g) const {
-    return g * round() + hashed_hole(g * step) * kTileKeys;
+    const int32_t w = g / holes * cycle + g % holes;
+    return start(w) + hashed_hole(w) * kTileKeys;
   }
 
  private:
+  static constexpr int32_t kHoleWindow = kCtaKeys + kGroupKeys;
+  JFT_HOST_DEVICE static int32_t min32(int32_t a, int32_t b) { return a < b ? a : b; }
+  // Keys of a cycle.
+  JFT_HOST_DEVICE int32_t round() const { return cycle * kCtaKeys + holes * kGroupKeys; }
   JFT_HOST_DEVICE static int32_t hashed_hole(int32_t w) {
     return ((static_cast<uint32_t>(w) + 1) * 0x9E3779B1u >> 8) % (kMathWarpgroups + 1);
   }
@@ -84,7 +89,6 @@ struct Windows {
 
 // Tiles of sampled keys, at most: threshold_kernel holds a row's in shared memory.
 inline constexpr int kMaxSampleTiles = 32;
-static_assert(kMaxSampleTiles * kCtaKeys < 1 << 16, "a place in the sample has 16 bits");
 
 // Keys of a block at most: all, and those in front of a row's first.
 inline int32_t most_block_keys(int64_t keys) {
@@ -92,10 +96,29 @@ inline int32_t most_block_keys(int64_t keys) {
 }
 
 // One key of 43 is sampled, or as many as fit.
-inline Windows make_windows(int64_t keys) {
+inline Windows full_windows(int64_t keys) {
   constexpr int64_t kMost = int64_t{kMaxSampleTiles} * kCtaGroups;
-  return {static_cast<int32_t>(
-      max64(1, ceil_div(most_block_keys(keys) - kMost * kGroupKeys, kMost * kCtaKeys)))};
+  const int64_t cycle = ceil_div(most_block_keys(keys) - kMost * kGroupKeys, kMost * kCtaKeys);
+  return {static_cast<int32_t>(max64(1, cycle)), 1};
+}
+
+// Of windows that all have holes up to a third go without, so that CTAs have equally many whole
+// tiles of the sample: of 64 blocks of 65536 keys two each, not two or three.
+inline Windows make_windows(int64_t keys, int64_t blocks) {
+  Windows best = full_windows(keys);
+  if (best.cycle > 1) return best;
+  // The time that all CTAs wait for the last, in tiles.
+  const auto lost = [&](const Windows& windows) {
+    const int64_t groups = windows.count_holes(most_block_keys(keys));
+    return ceil_div(blocks * ceil_div(groups, kCtaGroups), kMaxCtas) * kMaxCtas -
+           blocks * groups / kCtaGroups;
+  };
+  constexpr int kCycle = 16;
+  for (int holes = kCycle; holes > kCycle * 2 / 3; --holes) {
+    const Windows windows{kCycle, holes};
+    if (lost(windows) < lost(best)) best = windows;
+  }
+  return best;
 }
 
 // --- Candidates.  A row's scores lie in 4 lanes of each math warpgroup, and each
@@ -147,9 +170,14 @@ JFT_HOST_DEVICE constexpr bool few_queries(int64_t queries) { return queries <= 
 inline constexpr int64_t kMaxDenseKeys = 32768;
 // Whatever the number of keys is, all scores go to memory if they take at most so many
 // bytes: of few rows, 4 launches would cost more than the rows do.
-inline constexpr int64_t kMaxFewBytes = int64_t{64} << 20;
-// Scores that one launch may leave for top_k.
-inline constexpr int64_t kMaxDenseBytes = int64_t{256} << 20;
+inline constexpr int64_t kMaxFewBytes = int64_t{128} << 20;
+// Scores that one launch may leave for top_k: twice as many for more than kManyRows, where a
+// launch's beginning and end, with SMs idle, would come often.
+inline constexpr int64_t kManyRows = 4096;
+inline constexpr int64_t kMaxDenseBytes = int64_t{512} << 20;
+inline int64_t max_dense_bytes(int64_t rows) {
+  return rows > kManyRows ? kMaxDenseBytes : kMaxDenseBytes / 2;
+}
 // Query blocks whose candidates are held at a time.
 inline int64_t most_append_blocks(int64_t topk) { return topk <= 2048 ? 128 : 64; }
 
@@ -163,7 +191,8 @@ struct Plan {
   int64_t chunk_blocks;  // of those, served at a time
   int64_t chunk_rows;    // at most
   // dense
-  int64_t scores;       // [chunk_rows, N] float
+  int64_t scores;       // [chunk_rows, row_stride] float
+  int64_t row_stride;   // N, and what is left of 16 bytes
   int64_t top_k_space;  // of top_k
   int64_t top_k_bytes;
   int64_t values;  // [chunk_rows, topk] float: to sort by, if they are not returned
@@ -198,8 +227,8 @@ inline int64_t take(Plan& plan, int64_t bytes) {
   return here;
 }
 
-inline void lay_out_dense(Plan& plan, int64_t row_bytes, int64_t value_bytes, int64_t keys) {
-  plan.scores = take(plan, plan.chunk_rows * row_bytes);
+inline void lay_out_dense(Plan& plan, int64_t value_bytes, int64_t keys) {
+  plan.scores = take(plan, plan.chunk_rows * plan.row_stride * int64_t{sizeof(float)});
   plan.values = take(plan, plan.chunk_rows * value_bytes);
   // The last chunk may have fewer rows, and so more parts of each.
   plan.top_k_bytes = plan.chunk_blocks < plan.blocks
@@ -208,11 +237,11 @@ inline void lay_out_dense(Plan& plan, int64_t row_bytes, int64_t value_bytes, in
   plan.top_k_space = take(plan, plan.top_k_bytes);
 }
 
-inline void lay_out_append(Plan& plan, int64_t keys) {
+inline void lay_out_append(Plan& plan, int64_t keys, const Windows& windows) {
   const int64_t topk = plan.topk;
-  plan.windows = make_windows(keys);
+  plan.windows = windows;
   plan.sample_tiles =
-      static_cast<int32_t>(ceil_div(plan.windows.holes(most_block_keys(keys)), kCtaGroups));
+      static_cast<int32_t>(ceil_div(windows.count_holes(most_block_keys(keys)), kCtaGroups));
   plan.most_sampled = most_sampled(topk);
   // 2.2 K candidates a row: somewhat more than the threshold lets pass.
   plan.block_capacity = static_cast<int32_t>(ceil_div(topk * 22, 10 * kRowSegments));
@@ -236,22 +265,24 @@ inline Plan make_plan(int64_t batch, int64_t queries, int64_t keys, int64_t topk
   plan.topk = static_cast<int32_t>(topk);
   plan.blocks = max64(1, batch * blocks_per_batch(queries));
   const int64_t block_rows = max64(1, min64(queries, kQueryBlock));
-  const int64_t row_bytes = max64(1, keys) * int64_t{sizeof(float)};
+  plan.row_stride = ceil_div(max64(1, keys), 4) * 4;
+  const int64_t row_bytes = plan.row_stride * int64_t{sizeof(float)};
   const int64_t rows = max64(1, batch * queries);
   // Without dense scores the selection sorts by itself.
   const int64_t value_bytes = keep_values ? topk * int64_t{sizeof(float)} : 0;
   plan.dense = keys <= kMaxDenseKeys || rows <= kMaxFewBytes / row_bytes ||
-               (few_queries(queries) && block_rows * row_bytes <= kMaxDenseBytes);
-  const int64_t dense_bytes = kMaxDenseBytes - top_k_workspace_bound(keys, topk, Order::kIndex);
+               (few_queries(queries) && block_rows * row_bytes <= max_dense_bytes(rows));
+  const int64_t dense_bytes =
+      max_dense_bytes(rows) - top_k_workspace_bound(keys, topk, Order::kIndex);
   const int64_t most = plan.dense ? dense_bytes / ((row_bytes + value_bytes) * block_rows)
                                   : most_append_blocks(topk);
   const int64_t chunks = ceil_div(plan.blocks, max64(1, min64(most, kMaxBlocks)));
   plan.chunk_blocks = ceil_div(plan.blocks, chunks);
   plan.chunk_rows = min64(plan.chunk_blocks * block_rows, rows);
   if (plan.dense) {
-    lay_out_dense(plan, row_bytes, value_bytes, keys);
+    lay_out_dense(plan, value_bytes, keys);
   } else {
-    lay_out_append(plan, keys);
+    lay_out_append(plan, keys, make_windows(keys, plan.chunk_blocks));
   }
   return plan;
 }
@@ -265,7 +296,7 @@ inline int64_t most_bytes(int64_t keys, int64_t topk, bool keep_values) {
   Plan append{};
   append.topk = static_cast<int32_t>(topk);
   append.chunk_blocks = most_append_blocks(topk);
-  lay_out_append(append, keys);
+  lay_out_append(append, keys, full_windows(keys));
   return max64(dense, append.bytes);
 }
 

@@ -201,7 +201,7 @@ __device__ __forceinline__ void copy_keys(const ScoreArgs& args, const TensorMap
   if constexpr (kMode == Mode::kSample) {
     const Windows windows = args.plan.windows;
     const int32_t first = BlockRange{tile.any, tile.all}.first_key();
-    const int32_t holes = windows.holes(tile.any.end - first);
+    const int32_t holes = windows.count_holes(tile.any.end - first);
     for (int j = lane_id(); j < kCtaGroups; j += 32) {
       const int g = tile.number * kCtaGroups + j;
       // Behind the last: keys that do not exist.

@@ -2,14 +2,15 @@
 //
 // Algorithm.  Candidates come from the segments of the block's pieces to shared
 // memory; a radix select (select_shared.cuh) finds the K-th, and among those equal to
-// it, if not all are wanted, the last by index.  The chosen ones set bits in a bitmap
-// of the row's keys: a prefix sum over its words and a population count give each its
-// place in ascending index.  A row too wide for the bitmap, and Order::kScore, sort.
+// it, if not all are wanted, the last by index.  In any order the chosen ones are written as
+// they lie.  In ascending index they set bits in a bitmap of the row's keys: a prefix sum over
+// its words and a population count give each its place.  A row too wide for the bitmap, and
+// Order::kScore, sort.
 //
 // Roles.  kFilterThreads threads, all alike.
 //
-// Shared memory: SelectMemory, then held_candidates candidates of 8 bytes, then the
-// bitmap and its sums or the pairs to sort: 66 KiB at K = 2048 and N = 131072.  A row
+// Shared memory: SelectMemory, then held_candidates candidates of 8 bytes, 43 KiB at K = 2048;
+// then the bitmap and its sums, 24 KiB at N = 131072, or the pairs to sort.  A row
 // with more candidates than are held comes in batches, cut to K in between.
 
 #ifndef JAX_FUSED_TOPK_CUDA_HOPPER_SELECT_CUH_
@@ -30,27 +31,24 @@ JFT_HOST_DEVICE int64_t held_candidates(int64_t topk) {
 // Keys whose bitmap fits in shared memory: 6 bytes for 32 keys.
 inline constexpr int64_t kMaxBitmapKeys = int64_t{1} << 19;
 
-// What a row has in a piece.
-struct RowPiece {
-  const Candidate* candidates;  // of segment 0
-  int32_t capacity;
-};
+// Pieces of which candidates are gathered at a time: a lane of a warp finds each.
+inline constexpr int kGathered = 32;
 
-// Where they are brought together.
 struct Gathering {
-  RowPiece pieces[kMaxCtas];
-  uint32_t ends[kMaxCtas * kRowSegments];  // candidates up to the end of each segment
-  int32_t segments;
-  uint32_t total;  // candidates
+  const Candidate* candidates[kGathered];               // the row's first, in each piece
+  int32_t capacities[kGathered];                        // of the pieces' segments
+  alignas(16) uint32_t ends[kGathered * kRowSegments];  // candidates up to each segment's end
+  int32_t pieces;                                       // in all, however many are gathered now
+  uint32_t total;                                       // candidates of those gathered now
 };
 
 struct SelectMemory {
   SelectShared select;
   uint32_t sums[FilterGroup::kWarps];
+  Gathering gathering;
   alignas(16) uint2 candidates[1];  // key, index
 
-  // Behind the candidates one after the other: what gathers them; the bitmap's words and
-  // their sums, or pairs to sort.
+  // Behind the candidates: the bitmap's words and their sums, or pairs to sort.
   template <class Type>
   __device__ __forceinline__ Type* rest(int64_t topk) {
     return reinterpret_cast<Type*>(candidates + held_candidates(topk));
@@ -58,15 +56,14 @@ struct SelectMemory {
 
   // Words of a bitmap of so many keys, the first of which is anywhere in a word.
   JFT_HOST_DEVICE static int64_t words(int64_t keys) { return ceil_div(keys + 31, 128) * 4; }
-  JFT_HOST_DEVICE static bool sorts(Order order, int64_t keys) {
-    return order == Order::kScore || keys > kMaxBitmapKeys;
-  }
   static size_t bytes(Order order, int64_t keys, int64_t topk) {
-    const int64_t rest = sorts(order, keys)
-                             ? next_power_of_two(topk) * int64_t{sizeof(uint64_t)}
-                             : words(keys) * int64_t{sizeof(uint32_t) + sizeof(uint16_t)};
-    return sizeof(SelectMemory) + held_candidates(topk) * int64_t{sizeof(uint2)} +
-           max64(rest, sizeof(Gathering));
+    int64_t rest = 0;
+    if (order == Order::kIndex && keys <= kMaxBitmapKeys) {
+      rest = words(keys) * int64_t{sizeof(uint32_t) + sizeof(uint16_t)};
+    } else if (order != Order::kAny) {
+      rest = next_power_of_two(topk) * int64_t{sizeof(uint64_t)};
+    }
+    return sizeof(SelectMemory) + held_candidates(topk) * int64_t{sizeof(uint2)} + rest;
   }
 };
 
@@ -97,44 +94,55 @@ struct TieSource {
   }
 };
 
-// What is chosen: keys above `key`, and those equal to it up to index `last`.
+// What is chosen: candidates of this rank (hopper_cut.cuh) or a greater one.
 struct Choice {
-  uint32_t key;
-  int32_t last;
+  uint64_t least;
   __device__ __forceinline__ bool takes(uint2 candidate) const {
-    return candidate.x > key || (candidate.x == key && static_cast<int32_t>(candidate.y) <= last);
+    return rank_of(candidate.x, static_cast<int32_t>(candidate.y)) >= least;
   }
 };
 
-// Chooses the best min(topk, count).
+// Chooses the best min(topk, count).  `span`: of the keys that this thread has seen.
 __device__ __forceinline__ Choice choose(const uint2* candidates, uint32_t count, uint32_t topk,
-                                         SelectShared& shared) {
-  Choice choice{0, 0x7FFFFFFF};
-  if (count <= topk) return choice;
-  const Threshold found = select_shared(HeldSource{candidates}, 0, count, topk, 0, shared);
-  choice.key = found.key;
-  if (found.ties == kAllTies) return choice;
+                                         const KeySpan& span, SelectShared& shared) {
+  if (count <= topk) return {0};
+  const Threshold found = select_shared(HeldSource{candidates}, 0, count, topk, 0, span, shared);
+  const uint64_t least = static_cast<uint64_t>(found.key) << 32;
+  if (found.ties == kAllTies) return {least};
   __syncthreads();
-  choice.last = static_cast<int32_t>(
-      ~select_shared(TieSource{candidates, found.key}, 0, count, found.ties, 0, shared).key);
-  return choice;
+  const TieSource ties{candidates, found.key};
+  return {least | select_shared(ties, 0, count, found.ties, 0, shared).key};
 }
 
-// Exclusive sum over the threads of the CTA; `total` gets the sum of all.
-__device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t* sums, uint32_t& total) {
+// Writes the chosen ones as they lie.  A warp takes an eighth.
+__device__ __forceinline__ void put_as_they_lie(const uint2* candidates, uint32_t count,
+                                                const Choice& choice, uint32_t* sums,
+                                                const RowOutput& out) {
   const int warp = threadIdx.x / 32;
-  const uint32_t upto = sum_to_lane(value);
+  const uint32_t share = (count + kFilterThreads - 1) / kFilterThreads * 32;
+  const uint32_t first = warp * share, last = min(first + share, count);
+  uint32_t chosen = 0;
+#pragma unroll 4
+  for (uint32_t i = first + lane_id(); i < last; i += 32) chosen += choice.takes(candidates[i]);
+  chosen = __reduce_add_sync(kFullWarp, chosen);
+  if (lane_id() == 0) sums[warp] = chosen;
   __syncthreads();
-  if (lane_id() == 31) sums[warp] = upto;
-  __syncthreads();
-  uint32_t before = upto - value;
-  total = 0;
+  uint32_t at = 0;
 #pragma unroll
   for (int w = 0; w < FilterGroup::kWarps; ++w) {
-    if (w < warp) before += sums[w];
-    total += sums[w];
+    if (w < warp) at += sums[w];
   }
-  return before;
+#pragma unroll 2
+  for (uint32_t base = first; base < last; base += 32) {
+    const uint32_t i = base + lane_id();
+    const uint2 candidate = candidates[min(i, last - 1)];
+    const bool take = i < last && choice.takes(candidate);
+    const uint32_t taken = __ballot_sync(kFullWarp, take);
+    if (take) {
+      out.put(at + __popc(taken & lanes_below()), candidate.x, static_cast<int32_t>(candidate.y));
+    }
+    at += __popc(taken);
+  }
 }
 
 // Writes the chosen ones, whose indices are in `range`, in ascending index.
@@ -196,52 +204,62 @@ __device__ __forceinline__ void put_ascending(const uint2* candidates, uint32_t 
   }
 }
 
-// Finds the pieces of a row and sums up its candidates.  A warp calls it.
-__device__ __forceinline__ void find_segments(const ScoreArgs& args, int block, int row,
-                                              Gathering& gathering) {
-  constexpr int kUnroll = 4;
+// Finds kGathered pieces of a row from the `first` on, and counts their candidates.  Two warps call
+// it, one for either: both wait for memory.
+__device__ __forceinline__ void find_pieces(const ScoreArgs& args, int block, int row, int first,
+                                            Gathering& gathering) {
   const Workspace workspace(args);
   const Pieces pieces(args, block);
   const bool repaired = pieces.tiles > 0 && workspace.state(block)->repaired_by != 0;
-  const int piece_count = repaired ? 1 : pieces.count(), segments = piece_count * kRowSegments;
-  uint32_t total = 0;
-  for (int base = 0; base < segments; base += 32 * kUnroll) {
-    uint32_t sizes[kUnroll];
-#pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int s = base + 32 * u + lane_id();
-      const int64_t piece = int64_t{block} + pieces.first_cta + s / kRowSegments;
-      sizes[u] = s < segments ? workspace.counts(piece, row)[s % kRowSegments] : 0;
+  const int count = repaired ? 1 : pieces.count(), i = first + lane_id();
+  if (threadIdx.x >= 32) {
+    if (i < count) {
+      const Piece piece =
+          repaired ? pieces.whole(workspace, block) : pieces.piece(workspace, block, i);
+      gathering.candidates[lane_id()] = piece.segment(row, 0);
+      gathering.capacities[lane_id()] = piece.capacity;
     }
+    return;
+  }
+  static_assert(kRowSegments % 4 == 0);
+  int4 sizes[kRowSegments / 4] = {};
+  if (i < count) {
+    const int64_t number = int64_t{block} + pieces.first_cta + i;
+    const auto* counts = reinterpret_cast<const int4*>(workspace.counts(number, row));
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int s = base + 32 * u + lane_id();
-      const uint32_t upto = total + sum_to_lane(sizes[u]);
-      if (s < segments) gathering.ends[s] = upto;
-      total = __shfl_sync(kFullWarp, upto, 31);
-    }
+    for (int j = 0; j < kRowSegments / 4; ++j) sizes[j] = counts[j];
   }
-  for (int i = lane_id(); i < piece_count; i += 32) {
-    const Piece piece =
-        repaired ? pieces.whole(workspace, block) : pieces.piece(workspace, block, i);
-    gathering.pieces[i] = {piece.segment(row, 0), piece.capacity};
+  uint32_t size = 0;
+#pragma unroll
+  for (const int4& four : sizes) size += four.x + four.y + four.z + four.w;
+  const uint32_t upto = sum_to_lane(size);
+  uint32_t end = upto - size;
+#pragma unroll
+  for (int j = 0; j < kRowSegments / 4; ++j) {
+    uint4 ends;
+    ends.x = end += sizes[j].x;
+    ends.y = end += sizes[j].y;
+    ends.z = end += sizes[j].z;
+    ends.w = end += sizes[j].w;
+    reinterpret_cast<uint4*>(gathering.ends + lane_id() * kRowSegments)[j] = ends;
   }
-  if (lane_id() == 0) {
-    gathering.segments = segments;
-    gathering.total = total;
+  if (lane_id() == 31) {
+    gathering.pieces = count;
+    gathering.total = upto;
   }
 }
 
 // Brings the row's candidates [begin, end), in the order of the segments, to `to`, and makes
 // keys of their scores.  All are on their way at once: segments are short, and memory is far.
 __device__ __forceinline__ void gather(const Gathering& gathering, int segments, uint32_t begin,
-                                       uint32_t end, uint2* to) {
+                                       uint32_t end, uint2* to, KeySpan& span) {
   const uint32_t address = ptx::smem_address(to);
   for (int s = threadIdx.x / 32; s < segments; s += FilterGroup::kWarps) {
     const uint32_t start = s == 0 ? 0 : gathering.ends[s - 1];
     const uint32_t first = max(start, begin), last = min(gathering.ends[s], end);
-    const RowPiece& piece = gathering.pieces[s / kRowSegments];
-    const Candidate* from = piece.candidates + s % kRowSegments * piece.capacity;
+    const int piece = s / kRowSegments;
+    const Candidate* from =
+        gathering.candidates[piece] + s % kRowSegments * gathering.capacities[piece];
 #pragma unroll 4
     for (uint32_t i = first + lane_id(); i < last; i += 32) {
       ptx::cp_async_8(address + (i - begin) * sizeof(uint2), from + (i - start));
@@ -251,7 +269,9 @@ __device__ __forceinline__ void gather(const Gathering& gathering, int segments,
   __syncthreads();
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < end - begin; i += kFilterThreads) {
-    to[i].x = total_order_key(canonical_score_bits(to[i].x));
+    const uint32_t key = total_order_key(canonical_score_bits(to[i].x));
+    span.add(key);
+    to[i].x = key;
   }
   __syncthreads();
 }
@@ -276,36 +296,42 @@ __device__ __forceinline__ uint32_t visit_chosen(const uint2* candidates, uint32
 }
 
 // Writes the chosen ones sorted by index or by score.
+template <Order kOrder>
 __device__ __forceinline__ void put_by_sort(const uint2* candidates, uint32_t count,
-                                            const Choice& choice, Order order, uint64_t* pairs,
-                                            uint32_t* sums, const RowOutput& out) {
+                                            const Choice& choice, uint64_t* pairs, uint32_t* sums,
+                                            const RowOutput& out) {
   const uint32_t chosen =
       visit_chosen(candidates, count, choice, sums, [&](uint32_t at, uint2 candidate) {
-        pairs[at] = order == Order::kScore
+        pairs[at] = kOrder == Order::kScore
                         ? make_pair(candidate.x, static_cast<int32_t>(candidate.y))
                         : static_cast<uint64_t>(~candidate.y) << 32 | candidate.x;
       });
-  if (order == Order::kScore) {
+  if constexpr (kOrder == Order::kScore) {
     put_sorted(out, pairs, chosen);
-    return;
-  }
-  uint32_t size = 1;
-  while (size < chosen) size *= 2;
-  for (uint32_t i = chosen + threadIdx.x; i < size; i += kFilterThreads) pairs[i] = kNoPair;
-  sort_descending(pairs, size);
-  for (uint32_t i = threadIdx.x; i < chosen; i += kFilterThreads) {
-    const uint64_t pair = pairs[i];
-    out.put(i, static_cast<uint32_t>(pair), ~static_cast<int32_t>(pair >> 32));
+  } else {
+    uint32_t size = 1;
+    while (size < chosen) size *= 2;
+    for (uint32_t i = chosen + threadIdx.x; i < size; i += kFilterThreads) pairs[i] = kNoPair;
+    sort_descending(pairs, size);
+    for (uint32_t i = threadIdx.x; i < chosen; i += kFilterThreads) {
+      const uint64_t pair = pairs[i];
+      out.put(i, static_cast<uint32_t>(pair), ~static_cast<int32_t>(pair >> 32));
+    }
   }
 }
 
-__global__ __launch_bounds__(kFilterThreads) void select_kernel(
+// CTAs that the registers of an SM must hold: as many as its shared memory at K = 2048.
+template <Order kOrder>
+constexpr int kSelectResident = kOrder == Order::kAny ? 5 : 4;
+
+template <Order kOrder>
+__global__ __launch_bounds__(kFilterThreads, kSelectResident<kOrder>) void select_kernel(
     const __grid_constant__ ScoreArgs args, const __grid_constant__ IndexTopkParams params) {
   extern __shared__ __align__(16) uint8_t select_memory[];
   SelectMemory& memory = *reinterpret_cast<SelectMemory*>(select_memory);
   const uint32_t topk = args.plan.topk;
   const int block = blockIdx.x / kQueryBlock, row = blockIdx.x % kQueryBlock;
-  const Block place = block_at(args, block);
+  const Block place = row_block(args, block);
   if (place.query + row >= args.in.queries) return;
   const int64_t output_row = first_row(args, place) + row;
   const RowOutput out(params, output_row);
@@ -314,33 +340,41 @@ __global__ __launch_bounds__(kFilterThreads) void select_kernel(
     out.put_range(range, threadIdx.x, kFilterThreads);
     return;
   }
-  memory.select.histogram[threadIdx.x] = make_uint4(0, 0, 0, 0);
-  auto& gathering = *memory.rest<Gathering>(topk);
-  if (threadIdx.x < 32) find_segments(args, block, row, gathering);
-  __syncthreads();
-  const int segments = gathering.segments;
-  const uint32_t total = gathering.total;
+  SelectShared& select = memory.select;
+  uint32_t* const sums = memory.sums;
+  select.histogram[threadIdx.x] = make_uint4(0, 0, 0, 0);
   uint2* candidates = memory.candidates;
   const uint32_t most = static_cast<uint32_t>(held_candidates(topk));
   uint32_t held = 0;
-  for (uint32_t begin = 0; begin < total;) {
-    if (held == most) {
-      const Choice choice = choose(candidates, held, topk, memory.select);
-      held = visit_chosen(candidates, held, choice, memory.sums,
-                          [&](uint32_t at, uint2 candidate) { candidates[at] = candidate; });
+  KeySpan span;
+  Gathering& gathering = memory.gathering;
+  for (int first = 0, pieces = 1; first < pieces; first += kGathered) {
+    if (first > 0) __syncthreads();  // all have read the last ones' total
+    if (threadIdx.x < 64) find_pieces(args, block, row, first, gathering);
+    __syncthreads();
+    pieces = gathering.pieces;
+    const uint32_t total = gathering.total;
+    for (uint32_t begin = 0; begin < total;) {
+      if (held == most) {
+        const Choice choice = choose(candidates, held, topk, span, select);
+        held = visit_chosen(candidates, held, choice, sums,
+                            [&](uint32_t at, uint2 candidate) { candidates[at] = candidate; });
+      }
+      const uint32_t end = min(total, begin + most - held);
+      gather(gathering, min(pieces - first, kGathered) * kRowSegments, begin, end,
+             candidates + held, span);
+      held += end - begin;
+      begin = end;
     }
-    const uint32_t end = min(total, begin + most - held);
-    gather(gathering, segments, begin, end, candidates + held);
-    held += end - begin;
-    begin = end;
   }
-  const Choice choice = choose(candidates, held, topk, memory.select);
-  if (SelectMemory::sorts(params.order, args.in.keys)) {
-    put_by_sort(candidates, held, choice, params.order, memory.rest<uint64_t>(topk), memory.sums,
-                out);
-    if (params.order == Order::kScore) return;  // with its tail
+  const Choice choice = choose(candidates, held, topk, span, select);
+  if constexpr (kOrder == Order::kAny) {
+    put_as_they_lie(candidates, held, choice, sums, out);
+  } else if (kOrder == Order::kIndex && args.in.keys <= kMaxBitmapKeys) {
+    put_ascending(candidates, held, choice, range, memory.rest<uint32_t>(topk), sums, out);
   } else {
-    put_ascending(candidates, held, choice, range, memory.rest<uint32_t>(topk), memory.sums, out);
+    put_by_sort<kOrder>(candidates, held, choice, memory.rest<uint64_t>(topk), sums, out);
+    if (kOrder == Order::kScore) return;  // with its tail
   }
   out.put_tail(min(held, topk), threadIdx.x, kFilterThreads);
 }

@@ -30,6 +30,7 @@ struct ScoreArgs {
   Plan plan;
   uint8_t* workspace;
   float* scores;        // kStore: of the first block's first row
+  int64_t row_stride;   // kStore: from a row's scores to the next row's
   bool fill;            // kStore: -inf to keys outside the rows' ranges
   bool wide;            // kStore: rows of scores begin at multiples of 16 bytes
   bool skip_short;      // rows of at most topk keys need no scores
@@ -49,6 +50,15 @@ __device__ __forceinline__ Block block_at(const ScoreArgs& args, int32_t block) 
   const int64_t each = (args.in.queries + kQueryBlock - 1) / kQueryBlock;
   const int64_t i = args.first_block + block;
   return {i / each, i % each * kQueryBlock};
+}
+
+// The same by a short division, for kernels of a CTA a row: there are fewer than 2**31 blocks, for
+// q has 4 KiB or more of each.  The score kernel's loop gets other registers with it, and is
+// slower.
+__device__ __forceinline__ Block row_block(const ScoreArgs& args, int32_t block) {
+  const uint32_t each = static_cast<uint32_t>((args.in.queries + kQueryBlock - 1) / kQueryBlock);
+  const uint32_t i = static_cast<uint32_t>(args.first_block) + block;
+  return {i / each, int64_t{i % each} * kQueryBlock};
 }
 
 __device__ __forceinline__ int64_t first_row(const ScoreArgs& args, const Block& block) {
@@ -104,7 +114,7 @@ __device__ __forceinline__ int32_t tile_count(const ScoreArgs& args, const Block
   if (kMode != Mode::kSample && kMode != Mode::kAppend) return (keys + kCtaKeys - 1) / kCtaKeys;
   const Windows windows = args.plan.windows;
   return kMode == Mode::kAppend ? windows.count(keys)
-                                : (windows.holes(keys) + kCtaGroups - 1) / kCtaGroups;
+                                : (windows.count_holes(keys) + kCtaGroups - 1) / kCtaGroups;
 }
 
 // Tiles of the block's repair: all keys, one after the other.

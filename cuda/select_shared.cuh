@@ -63,6 +63,23 @@ __device__ __forceinline__ uint32_t sum_to_lane(uint32_t value) {
   return value;
 }
 
+// Exclusive sum over the threads of the CTA; `total` gets the sum of all.
+__device__ __forceinline__ uint32_t sum_before(uint32_t value, uint32_t* sums, uint32_t& total) {
+  const int warp = FilterGroup::warp();
+  const uint32_t upto = sum_to_lane(value);
+  __syncthreads();
+  if (FilterGroup::lane() == 31) sums[warp] = upto;
+  __syncthreads();
+  uint32_t before = upto - value;
+  total = 0;
+#pragma unroll
+  for (int w = 0; w < FilterGroup::kWarps; ++w) {
+    if (w < warp) before += sums[w];
+    total += sums[w];
+  }
+  return before;
+}
+
 // The lowest and the highest of the keys of all threads of a group.
 struct KeySpan {
   uint32_t low = 0xFFFFFFFFu, high = 0;
@@ -149,14 +166,13 @@ __device__ __forceinline__ void find_shared_bin(SelectSharedBy<Group>& shared, u
 }
 
 // The threshold of the k largest at positions [begin, end) of a source (visit_keys),
-// 1 <= k <= end - begin.  It may choose up to `slack` more.  The keys are visible to
-// all threads, which all call this and get the same result.
+// k >= 1.  It may choose up to `slack` more.  `span`: of this thread's keys; what is outside all
+// threads' spans is left out, and at least k keys are inside.  The keys are visible to all
+// threads, which all call this and get the same result.
 template <class Group, class Source>
 __device__ __forceinline__ Threshold select_shared(const Source& source, uint32_t begin,
                                                    uint32_t end, uint32_t k, uint32_t slack,
-                                                   SelectSharedBy<Group>& shared) {
-  KeySpan span;
-  visit_keys<Group>(source, begin, end, [&](uint32_t key) { span.add(key); });
+                                                   KeySpan span, SelectSharedBy<Group>& shared) {
   span.reduce<Group>(shared.low, shared.high);
   uint32_t high = span.high;
   uint32_t* histogram = reinterpret_cast<uint32_t*>(shared.histogram);
@@ -178,6 +194,16 @@ __device__ __forceinline__ Threshold select_shared(const Source& source, uint32_
     if (shared.size - k <= slack) return {high - width, kAllTies};
   }
   return {high, k};
+}
+
+// The same where no thread knows the span of its keys.
+template <class Group, class Source>
+__device__ __forceinline__ Threshold select_shared(const Source& source, uint32_t begin,
+                                                   uint32_t end, uint32_t k, uint32_t slack,
+                                                   SelectSharedBy<Group>& shared) {
+  KeySpan span;
+  visit_keys<Group>(source, begin, end, [&](uint32_t key) { span.add(key); });
+  return select_shared<Group>(source, begin, end, k, slack, span, shared);
 }
 
 }  // namespace jax_fused_topk

@@ -151,8 +151,7 @@ __device__ __forceinline__ bool sum_bins(Shared<kPerThread>& shared) {
 // rest in kNoPair.  False, and nothing done, if a bin is too full.
 template <class Type, int kPerThread>
 __device__ __forceinline__ bool sort_by_bins(const uint64_t (&pairs)[kPerThread], uint32_t count,
-                                             Shared<kPerThread>& shared,
-                                             const OutputRow<Type>& out) {
+                                             Shared<kPerThread>& shared, const TopkRow<Type>& out) {
   uint4* mine = reinterpret_cast<uint4*>(shared.bins + kBinsPerThread * threadIdx.x);
   mine[0] = mine[1] = make_uint4(0, 0, 0, 0);
   KeySpan span;
@@ -203,7 +202,7 @@ __global__ __launch_bounds__(kThreads, kPerThread > 8 ? 3 : 4) void sort_rows_ke
   const KeyRange range = clamp_range(p.starts[r], p.ends[r], p.keys);
   const uint32_t count = min(static_cast<uint32_t>(range.size()), static_cast<uint32_t>(p.k));
   if (count < 2) return;
-  const OutputRow<Type> out(p, r);
+  const TopkRow<Type> out(p, r);
   uint64_t pairs[kPerThread];
 #pragma unroll
   for (int e = 0; e < kPerThread; ++e) {

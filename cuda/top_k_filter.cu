@@ -357,7 +357,7 @@ __device__ __forceinline__ KeyRange cta_range(const TopkParams& p) {
   return clamp_range(p.starts[r], p.ends[r], p.keys);
 }
 
-// Row: OutputRow or IndexRow.
+// Row: TopkRow or IndexRow.
 template <class Type, class Row, Way kWay>
 __global__ __launch_bounds__(kFilterThreads, kResident<kWay>) void top_k_filter_kernel(
     const __grid_constant__ TopkParams p, const __grid_constant__ TopkParts plan) {
@@ -369,7 +369,9 @@ __global__ __launch_bounds__(kFilterThreads, kResident<kWay>) void top_k_filter_
   uint32_t* const keys = reinterpret_cast<uint32_t*>(shared.candidates);
   const uint32_t k = static_cast<uint32_t>(p.k);
   if (cta_row<kWay>() >= p.rows) return;
-  const auto values = [&] { return static_cast<const Bits*>(p.x) + cta_row<kWay>() * p.keys; };
+  const auto values = [&] {
+    return static_cast<const Bits*>(p.x) + cta_row<kWay>() * p.row_stride;
+  };
   const auto out = [&] { return Row(p, cta_row<kWay>()); };
   const KeyRange range = cta_range<kWay>(p);
   const uint32_t size = range.size();
@@ -454,7 +456,7 @@ cudaError_t launch_top_k_filter(const TopkParams& params, cudaStream_t stream) {
   }
   return with_element(params.element, [&](auto type) {
     using Type = decltype(type);
-    return launch<Type, OutputRow<Type>>(params, stream);
+    return launch<Type, TopkRow<Type>>(params, stream);
   });
 }
 

@@ -54,11 +54,11 @@ __global__ __launch_bounds__(kTopkThreads,
   for (int64_t r = blockIdx.x; r < p.rows; r += gridDim.x) {
     const KeyRange range = clamp_range(p.starts[r], p.ends[r], p.keys);
     const uint32_t size = range.size(), count = min(size, k);
-    const DividedRow<ValueSource<Type>> row{{static_cast<const Bits*>(p.x) + r * p.keys},
+    const DividedRow<ValueSource<Type>> row{{static_cast<const Bits*>(p.x) + r * p.row_stride},
                                             static_cast<uint32_t>(range.start),
                                             static_cast<uint32_t>(range.end),
                                             TopkGroup::kWarps};
-    const OutputRow<Type> out(p, r);
+    const TopkRow<Type> out(p, r);
 
     const Threshold threshold =
         size <= k ? choose_all(size)

@@ -186,6 +186,7 @@ inline ffi::Error read_top_k(ffi::AnyBuffer x, S32x1 starts, S32x1 ends, int32_t
       return invalid("x must be float32, bfloat16 or float16");
   }
   params->rows = dims[0], params->keys = dims[1], params->k = indices->dimensions()[1];
+  params->row_stride = params->keys;
   JFT_RETURN_IF_ERROR(expect_keys(params->keys));
   JFT_RETURN_IF_ERROR(expect_order(order));
   if (params->k < 1 || params->k > params->keys) {

@@ -100,6 +100,7 @@ struct TopkParams {
   Element element;     // kF32, kBF16 or kF16
   Order order;
   const void* x;          // [R, N]
+  int64_t row_stride;     // elements from a row of x to the next
   const int32_t* starts;  // [R]
   const int32_t* ends;    // [R]
   void* values;           // [R, k], the element type; -inf past a short row's end.  Inside

@@ -37,11 +37,12 @@ NB_MODULE(_cuda, m) {
     return jft::workspace_bound(element(fp8), heads, dim, keys, topk,
                                 static_cast<jft::Order>(order), !return_scores);
   });
-  // The first keys of the groups of 8 that the Hopper path samples of a row of N keys.
-  m.def("hopper_sampled_groups", [](int64_t keys) {
-    const jft::hopper::Windows windows = jft::hopper::make_windows(keys);
+  // The first keys of the groups of 8 that the Hopper path samples of a row of N keys, where a
+  // launch has so many blocks of 64 queries.
+  m.def("hopper_sampled_groups", [](int64_t keys, int64_t blocks) {
+    const jft::hopper::Windows windows = jft::hopper::make_windows(keys, blocks);
     std::vector<int32_t> first;
-    for (int32_t g = 0; g < windows.holes(static_cast<int32_t>(keys)); ++g) {
+    for (int32_t g = 0; g < windows.count_holes(static_cast<int32_t>(keys)); ++g) {
       first.push_back(windows.hole_key(g));
     }
     return first;

@@ -21,6 +21,6 @@ The process that loads the program must `import jax_fused_topk`, which registers
 handlers; exporting for "cuda" needs `build_info()["cuda"]`, but no GPU.
 
 B, Q and N may be symbolic (`jax.export.symbolic_shape`), H, D and topk may not.  For "cuda" a
-program with a symbolic size holds the largest workspace of its topk: at 2048, 420 MiB for
+program with a symbolic size holds the largest workspace of its topk: at 2048, 520 MiB for
 float8 with D = 128 and H of 32 or 64, and 160 MiB for every other.
 """

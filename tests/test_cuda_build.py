@@ -78,15 +78,16 @@ def test_served_limits_match_the_documented_box(cuda):
     assert "90" in info["cuda_architectures"]
 
 
+@pytest.mark.parametrize("blocks", [1, 64, 128])
 @pytest.mark.parametrize("keys", [40_009, 131_072, 914_078, 1 << 20, 2**31 - 345])
-def test_the_hopper_paths_sample_is_spread_over_a_row(cuda, keys):
-    """Groups of 8 that do not overlap, one to a window or as many as are ever sampled."""
-    groups = np.asarray(cuda.hopper_sampled_groups(keys), np.int64)
+def test_the_hopper_paths_sample_is_spread_over_a_row(cuda, keys, blocks):
+    """Groups of 8 that do not overlap, in most windows or as many as are ever sampled."""
+    groups = np.asarray(cuda.hopper_sampled_groups(keys, blocks), np.int64)
     assert len(groups) <= cuda.HOPPER_MAX_SAMPLED_GROUPS
     assert groups[0] >= 0 and groups[-1] < keys + cuda.HOPPER_WINDOW_KEYS
     gaps = np.diff(groups)
     assert (groups % 8 == 0).all() and gaps.min() >= 8
     spread = keys / len(groups)
     if len(groups) < cuda.HOPPER_MAX_SAMPLED_GROUPS // 2:
-        assert spread <= cuda.HOPPER_WINDOW_KEYS
-    assert gaps.max() < spread + 2 * cuda.HOPPER_WINDOW_KEYS
+        assert spread <= 1.5 * cuda.HOPPER_WINDOW_KEYS
+    assert gaps.max() < spread + 7 * cuda.HOPPER_WINDOW_KEYS

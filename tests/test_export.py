@@ -203,7 +203,7 @@ def test_symbolic_sizes_get_enough_workspace():
             return _workspace.index_topk_bytes(q, keys, topk, order, return_scores=False)
 
         enough = size(b, q, n)
-        assert enough < 2**29
+        assert enough < 2**29 + 2**25
         for keys in all_keys:
             fixed_keys = size(b, q, keys)
             assert fixed_keys <= enough
@@ -237,9 +237,9 @@ def test_symbolic_sizes_hold_the_workspace_that_is_documented():
         fp8 = dtype == jnp.float8_e4m3fn
         hopper = _ffi.cuda_module().hopper_supported(fp8, heads, dim)
         most[hopper].add(round(size / 2**20, -1))
-    assert most == {True: {420}, False: {160}}
+    assert most == {True: {520}, False: {160}}
     text = inspect.getsource(jax_fused_topk.exporting)
-    assert "at 2048, 420 MiB for\nfloat8 with D = 128 and H of 32 or 64, and 160 MiB for" in text
+    assert "at 2048, 520 MiB for\nfloat8 with D = 128 and H of 32 or 64, and 160 MiB for" in text
 
 
 def test_without_the_checks_export_refuses():

@@ -475,7 +475,7 @@ HOPPER = "score_kernel threshold_kernel select_kernel top_k_filter_kernel"
     [
         pytest.param("24 2000 8 64", ANY_GPU, id="2000"),
         pytest.param("24 40000 8 64", ANY_GPU, id="40000"),
-        pytest.param("520 40000 64 128", HOPPER, id="hopper"),
+        pytest.param("900 40000 64 128", HOPPER, id="hopper"),
         pytest.param("8 40000 64 128", "few_scores_kernel top_k_filter_kernel", id="few"),
     ],
 )

@@ -19,8 +19,8 @@ from jax_fused_topk import _ffi
 
 pytestmark = pytest.mark.gpu
 
-LONG = 40_009  # keys of rows that 600 queries do not get dense scores for
-QUERIES = 600
+QUERIES = 1024
+LONG = 40_009  # keys of rows that so many queries do not get dense scores for
 
 
 @functools.partial(jax.jit, static_argnames=("topk", "order"))
@@ -83,7 +83,7 @@ def causal(x):
 
 def sampled_keys():
     """Those of LONG that are scored before the others."""
-    groups = np.int32(_ffi.cuda_module().hopper_sampled_groups(LONG))
+    groups = np.int32(_ffi.cuda_module().hopper_sampled_groups(LONG, QUERIES // 64))
     keys = (groups[:, None] + np.arange(8)).ravel()
     return keys[keys < LONG]  # the last window may end behind them
 
@@ -116,13 +116,29 @@ def test_query_counts(cuda, queries, heads):
     check_some_rows(cuda, x, 2048, "score")
 
 
+@pytest.mark.parametrize("keys", [5001, LONG, (1 << 19) + 5])
+def test_any_order_is_the_same_set_and_always_the_same_order(cuda, keys):
+    x = causal(draw(keys, QUERIES, keys))
+    x = x._replace(starts=np.resize(np.int32([0, 7, 2000, 4900]), QUERIES))
+    values, indices = cuda.index_topk(x, 700, "index", return_scores=True)
+    once = cuda.index_topk(x, 700, "any", return_scores=True)
+    at = np.argsort(np.where(once[1] < 0, keys, once[1]), axis=-1, kind="stable")
+    oracles.assert_same(np.take_along_axis(once[1], at, -1), indices, "indices")
+    oracles.assert_same(np.take_along_axis(once[0], at, -1), values, "scores")
+    again = cuda.index_topk(x, 700, "any", return_scores=True)
+    oracles.assert_same(again[1], once[1], "indices again")
+    oracles.assert_same(again[0], once[0], "scores again")
+    oracles.assert_same(cuda.index_topk(x, 700, "any"), once[1], "indices alone")
+
+
 @pytest.mark.parametrize("seed", range(200))
 def test_random_shapes(cuda, seed):
     """Bit for bit, any sizes: a third of them too large for dense scores."""
     rng = np.random.default_rng([31, seed])
     if seed % 3 == 0:
         keys = int(rng.integers(32_769, 90_000))
-        queries = int(2**26 / 4 / keys) + int(rng.integers(1, 200))
+        few = _ffi.cuda_module().HOPPER_MAX_FEW_BYTES // (4 * keys)
+        queries = few + int(rng.integers(1, 200))
     else:
         queries, keys = int(2 ** rng.uniform(0, 8)), int(2 ** rng.uniform(0, 16))
     topk = int(2 ** rng.uniform(0, 12))
