@@ -320,7 +320,7 @@ __device__ __forceinline__ void put_by_sort(const uint2* candidates, uint32_t co
   }
 }
 
-// CTAs that the registers of an SM must hold: as many as its shared memory at K = 2048.
+// CTAs that the registers of an SM must hold: no fewer than its shared memory does at K = 2048.
 template <Order kOrder>
 constexpr int kSelectResident = kOrder == Order::kAny ? 5 : 4;
 

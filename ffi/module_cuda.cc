@@ -37,10 +37,19 @@ NB_MODULE(_cuda, m) {
     return jft::workspace_bound(element(fp8), heads, dim, keys, topk,
                                 static_cast<jft::Order>(order), !return_scores);
   });
-  // The first keys of the groups of 8 that the Hopper path samples of a row of N keys, where a
-  // launch has so many blocks of 64 queries.
-  m.def("hopper_sampled_groups", [](int64_t keys, int64_t blocks) {
-    const jft::hopper::Windows windows = jft::hopper::make_windows(keys, blocks);
+  // The way that the Hopper path serves a call.
+  m.def("hopper_plan", [](int64_t batch, int64_t queries, int64_t keys, int64_t topk) {
+    const jft::hopper::Plan plan = jft::hopper::make_plan(batch, queries, keys, topk, false);
+    nanobind::dict way;
+    way["dense"] = plan.dense;
+    way["chunks"] = (plan.blocks + plan.chunk_blocks - 1) / plan.chunk_blocks;
+    way["cycle"] = plan.windows.cycle;
+    way["holes"] = plan.windows.holes;
+    return way;
+  });
+  // The first keys of the groups of 8 that it samples of a row of N keys by such windows.
+  m.def("hopper_sampled_groups", [](int64_t keys, int32_t cycle, int32_t holes) {
+    const jft::hopper::Windows windows{cycle, holes};
     std::vector<int32_t> first;
     for (int32_t g = 0; g < windows.count_holes(static_cast<int32_t>(keys)); ++g) {
       first.push_back(windows.hole_key(g));

@@ -78,11 +78,13 @@ def test_served_limits_match_the_documented_box(cuda):
     assert "90" in info["cuda_architectures"]
 
 
-@pytest.mark.parametrize("blocks", [1, 64, 128])
+@pytest.mark.parametrize("queries", [1024, 4096, 8192])
 @pytest.mark.parametrize("keys", [40_009, 131_072, 914_078, 1 << 20, 2**31 - 345])
-def test_the_hopper_paths_sample_is_spread_over_a_row(cuda, keys, blocks):
+def test_the_hopper_paths_sample_is_spread_over_a_row(cuda, keys, queries):
     """Groups of 8 that do not overlap, in most windows or as many as are ever sampled."""
-    groups = np.asarray(cuda.hopper_sampled_groups(keys, blocks), np.int64)
+    way = cuda.hopper_plan(1, queries, keys, 2048)
+    assert not way["dense"]
+    groups = np.asarray(cuda.hopper_sampled_groups(keys, way["cycle"], way["holes"]), np.int64)
     assert len(groups) <= cuda.HOPPER_MAX_SAMPLED_GROUPS
     assert groups[0] >= 0 and groups[-1] < keys + cuda.HOPPER_WINDOW_KEYS
     gaps = np.diff(groups)

@@ -6,6 +6,7 @@ candidates above a sampled threshold.  `-m "gpu and small"` has one of each.
 
 import functools
 import itertools
+import types
 
 import inputs
 import jax
@@ -19,8 +20,10 @@ from jax_fused_topk import _ffi
 
 pytestmark = pytest.mark.gpu
 
-QUERIES = 1024
-LONG = 40_009  # keys of rows that so many queries do not get dense scores for
+# So many rows of so many keys do not get dense scores, and of MANY rows the sample leaves some
+# windows out.
+QUERIES, MANY = 1024, 3000
+LONG = 40_009
 
 
 @functools.partial(jax.jit, static_argnames=("topk", "order"))
@@ -81,9 +84,16 @@ def causal(x):
     return x._replace(starts=np.zeros(queries, np.int32), ends=ends)
 
 
-def sampled_keys():
+def plan(queries, keys, topk=2048, batch=1):
+    """The way of a call: the tests that are of one way say so, for its bounds may move."""
+    return types.SimpleNamespace(**_ffi.cuda_module().hopper_plan(batch, queries, keys, topk))
+
+
+def sampled_keys(queries=QUERIES):
     """Those of LONG that are scored before the others."""
-    groups = np.int32(_ffi.cuda_module().hopper_sampled_groups(LONG, QUERIES // 64))
+    way = plan(queries, LONG)
+    assert not way.dense and (way.holes > 1) == (queries == MANY)
+    groups = np.int32(_ffi.cuda_module().hopper_sampled_groups(LONG, way.cycle, way.holes))
     keys = (groups[:, None] + np.arange(8)).ravel()
     return keys[keys < LONG]  # the last window may end behind them
 
@@ -116,10 +126,13 @@ def test_query_counts(cuda, queries, heads):
     check_some_rows(cuda, x, 2048, "score")
 
 
-@pytest.mark.parametrize("keys", [5001, LONG, (1 << 19) + 5])
-def test_any_order_is_the_same_set_and_always_the_same_order(cuda, keys):
-    x = causal(draw(keys, QUERIES, keys))
-    x = x._replace(starts=np.resize(np.int32([0, 7, 2000, 4900]), QUERIES))
+@pytest.mark.parametrize(
+    ("queries", "keys"), [(QUERIES, 5001), (QUERIES, LONG), (MANY, LONG), (QUERIES, (1 << 19) + 5)]
+)
+def test_any_order_is_the_same_set_and_always_the_same_order(cuda, queries, keys):
+    assert plan(queries, keys, 700).dense == (keys == 5001)
+    x = causal(draw(keys, queries, keys))
+    x = x._replace(starts=np.resize(np.int32([0, 7, 2000, 4900]), queries))
     values, indices = cuda.index_topk(x, 700, "index", return_scores=True)
     once = cuda.index_topk(x, 700, "any", return_scores=True)
     at = np.argsort(np.where(once[1] < 0, keys, once[1]), axis=-1, kind="stable")
@@ -187,12 +200,14 @@ def test_row_lengths_around_tiles_and_topk(cuda, topk):
     multiples = [n * j for n in (tile, window) for j in range(1, LONG // window)]
     lengths = [n + d for n in multiples for d in (-1, 0, 1)]
     lengths += [topk + d for d in (-1, 0, 1)] * 3
+    lengths = np.resize(np.int32(lengths), MANY)
+    assert plan(300, LONG, topk).dense and plan(MANY, LONG, topk).holes > 1
     starts = np.resize(np.int32([0, 1, 7, tile, 5 * tile + 3]), len(lengths))
-    ends = starts + np.int32(lengths)
+    ends = starts + lengths
     for name in ("coarse_bin", "eight_values", "ascending"):
         scores = inputs.adversarial(name, LONG)
         x = inputs.dial(scores, len(lengths), 32, 128, starts=starts, ends=ends)
-        few = np.arange(0, len(lengths), 5)
+        few = np.arange(0, len(lengths), 22)
         expected, _ = oracles.choose(np.tile(scores, (len(few), 1)), topk, starts[few], ends[few])
         for part in (x, x.rows(slice(0, 300))):  # candidates, then dense scores
             got = cuda.index_topk(part, topk)
@@ -203,6 +218,7 @@ def test_row_lengths_around_tiles_and_topk(cuda, topk):
 @pytest.mark.parametrize("queries", [25, QUERIES])
 @pytest.mark.parametrize("name", inputs.ADVERSARIAL)
 def test_adversarial(cuda, name, queries):
+    assert plan(queries, LONG).dense == (queries == 25)
     scores = inputs.adversarial(name, LONG)
     which = np.resize([0, 1, 2], queries)
     row_weights = np.float32([1, -1, 2])
@@ -242,24 +258,25 @@ def test_few_nan_all_of_them_sampled(cuda, topk, groups):
     oracles.assert_same(got, np.tile(expected, (QUERIES, 1)))
 
 
+@pytest.mark.parametrize("queries", [QUERIES, MANY])
 @pytest.mark.parametrize("high", [True, False])
 @pytest.mark.parametrize("topk", [100, 2048])
-def test_samples_that_mislead(cuda, topk, high):
+def test_samples_that_mislead(cuda, topk, high, queries):
     """All sampled keys far above the others, or far below: a threshold that is far off.
 
     Too high a threshold leaves fewer than K candidates, and the block is scored again; too
     low a one fills the segments.  Half of the rows are led astray.
     """
     rng = np.random.default_rng(33)
-    sampled = sampled_keys()
+    sampled = sampled_keys(queries)
     scores = rng.random(LONG).astype(np.float32)
     odd = scores.copy()
     odd[sampled] += 1 if high else -1
-    x = inputs.dial(odd, QUERIES, 64, 128, row_weights=[1, -1] * (QUERIES // 2))
+    x = inputs.dial(odd, queries, 64, 128, row_weights=[1, -1] * (queries // 2))
     for parity, sign in ((0, 1), (1, -1)):
         expected, _ = oracles.choose(sign * odd, topk)
         got = cuda.index_topk(x, topk)
-        oracles.assert_same(got[parity::2], np.tile(expected, (QUERIES // 2, 1)))
+        oracles.assert_same(got[parity::2], np.tile(expected, (queries // 2, 1)))
 
 
 def test_keys_outside_the_ranges_do_not_matter(cuda):
@@ -294,10 +311,11 @@ def test_one_nan_row_among_good_ones(cuda):
 
 def test_rows_do_not_depend_on_the_others(cuda):
     """The same bits in calls of every size, way and place, and again."""
-    x = inputs.with_ranges(draw(36, 700, LONG, 64), 37)
+    assert not plan(936, LONG, 1000).dense and plan(129, LONG, 1000).dense
+    x = inputs.with_ranges(draw(36, 1000, LONG, 64), 37)
     values, indices = cuda.index_topk(x, 1000, return_scores=True)
     scores = cuda.index_scores(x)
-    parts = (slice(0, 700), slice(0, 1), slice(3, 20), slice(100, 229), slice(64, 700))
+    parts = (slice(0, 1000), slice(0, 1), slice(3, 20), slice(100, 229), slice(64, 1000))
     for part in parts:
         got_values, got = cuda.index_topk(x.rows(part), 1000, return_scores=True)
         oracles.assert_same(got, indices[part], f"rows {part}")
@@ -349,8 +367,13 @@ def test_workspaces_at_many_addresses(cuda):
 
 def test_many_rows_come_in_chunks(cuda):
     """More than the workspace holds at a time, dense and not; batches of odd sizes."""
-    check_every_row(cuda, draw(42, 9000, 20_000), 300)
-    check_every_row(cuda, draw(43, 101, 5000, batch=(150,)), 300)
+    for batch, queries, keys, topk in ((1, 9000, 20_000, 300), (300, 101, 5000, 300)):
+        way = plan(queries, keys, topk, batch)
+        assert way.dense and way.chunks > 1
+        check_every_row(cuda, draw(42, queries, keys, batch=(batch,)), topk)
+    way = plan(4500, 33_000, 2100)
+    assert not way.dense and way.chunks > 1
+    check_every_row(cuda, draw(43, 4500, 33_000), 2100)
 
 
 def test_batches(cuda):
