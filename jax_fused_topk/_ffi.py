@@ -6,6 +6,7 @@ import importlib.metadata
 from typing import Any
 
 import jax
+from jax import export
 
 _NO_CPU_MODULE = (
     "jax_fused_topk's compiled module _cpu was not found beside {folder}. If that is a source "
@@ -72,6 +73,9 @@ def has_cuda() -> bool:
 def cuda_index_limit(heads: int, dim: int, topk: int) -> str | None:
     """Why no CUDA kernel serves a scored call of this shape, or None if one does."""
     cuda = cuda_module()
+    for name, size in (("H", heads), ("D", dim)):
+        if export.is_symbolic_dim(size):
+            return f"{name} must be fixed, got {size}"
     if not 1 <= heads <= cuda.MAX_HEADS:
         return f"H must be 1 to {cuda.MAX_HEADS}, got {heads}"
     if dim % cuda.DIM_MULTIPLE or not cuda.DIM_MULTIPLE <= dim <= cuda.MAX_DIM:

@@ -52,7 +52,7 @@ def index_topk(
         with starts >= ends is empty.  Keys outside a range have no effect, whatever
         bytes they hold.
       order: "index" for ascending indices, "score" for `lax.top_k`'s order, "any"
-        for the same set in no stated order.
+        for the same set in no stated order, the same in every run.
       return_scores: also return the chosen keys' scores.
       implementation: "cuda", "cpu" or "reference"; None picks by platform and shape.
 

@@ -65,13 +65,17 @@ def scatter_selected(
       [*B, N, ...] of the updates' dtype.
 
     Raises:
-      TypeError: if the updates are no array, the indices are not int32 or num_keys is not an int.
+      TypeError: if the updates are no array or not numeric, the indices are not int32 or num_keys
+        is not an int.
       ValueError: if a shape or num_keys cannot work.
     """
     keys = _checks.check_size("scatter_selected", "num_keys", num_keys)
     updates, indices = _checks.check_selected(
         "scatter_selected", "updates", updates, indices, indexed=2
     )
+
+    if updates.dtype == jnp.bool_:
+        raise TypeError("scatter_selected: updates must have a numeric dtype, got bool")
 
     def scatter(updates: jax.Array, indices: jax.Array) -> jax.Array:
         out = jnp.zeros((keys, *updates.shape[2:]), updates.dtype)

@@ -61,7 +61,9 @@ def index_topk_sharded_keys(
 
     Raises:
       NameError: if `axis_name` names what is no axis of a surrounding `jax.shard_map`.
-      ValueError: if the devices hold 2**31 keys or more together.
+      ValueError: if the devices hold 2**31 keys or more together, a name of `axis_name` comes
+        twice, or q, weights, starts or ends vary along it (as far as `jax.shard_map` checks
+        that: not with check_vma=False).
       TypeError, ValueError, RuntimeError, NotImplementedError: as `index_topk`; TypeError also
         if `axis_name` is not made of names.
     """
@@ -70,6 +72,7 @@ def index_topk_sharded_keys(
     return_scores = _checks.check_flag(_NAME, "return_scores", return_scores)
     axis_names, devices = _check_axes(axis_name)
     batch, operands = _checks.check_index(_NAME, q, k, weights, k_scale, starts, ends)
+    _check_rows(operands, axis_names)
     held = operands.k.shape[1]
     topk_held = min(topk, max(held, 1))
     primitives.check_implementation(_NAME, implementation, operands, topk_held)
@@ -105,11 +108,24 @@ def _check_axes(axis_name: Any) -> tuple[tuple[str, ...], int]:
     if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
         wanted = "be the name of a mesh axis or a sequence of names"
         raise TypeError(f"{_NAME}: axis_name must {wanted}, got {axis_name!r}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"{_NAME}: axis_name must not name an axis twice, got {axis_name!r}")
     try:
         return tuple(names), int(lax.axis_size(tuple(names)))
     except NameError as error:
         wanted = "name mesh axes of a surrounding jax.shard_map"
         raise NameError(f"{_NAME}: axis_name must {wanted}, got {axis_name!r}") from error
+
+
+def _check_rows(operands: _checks.IndexOperands, axis_names: tuple[str, ...]) -> None:
+    """Refuses rows that lie along the keys' axes: each device has other keys for them."""
+    for name in ("q", "weights", "starts", "ends"):
+        varying = jax.typeof(getattr(operands, name)).manual_axis_type.varying
+        both = [axis for axis in axis_names if axis in varying]
+        if both:
+            wanted = f"{name} must be the same on all devices of axis_name {axis_names}"
+            advice = "shard rows along another axis, or gather them first"
+            raise ValueError(f"{_NAME}: {wanted}, got one that varies along {both}: {advice}")
 
 
 def _differentiable(

@@ -5,6 +5,7 @@ import inspect
 import itertools
 import subprocess
 import sys
+import warnings
 
 import inputs
 import jax
@@ -240,6 +241,28 @@ def test_symbolic_sizes_hold_the_workspace_that_is_documented():
     assert most == {True: {520}, False: {160}}
     text = inspect.getsource(jax_fused_topk.exporting)
     assert "at 2048, 520 MiB for\nfloat8 with D = 128 and H of 32 or 64, and 160 MiB for" in text
+
+
+@pytest.mark.skipif(not jax_fused_topk.build_info()["cuda"], reason="built without CUDA kernels")
+@pytest.mark.parametrize("size", ["H", "D"])
+def test_a_symbolic_size_that_kernels_need_fixed_runs_as_plain_jnp(size):
+    """With the reason, for "cuda"; a CPU kernel serves any."""
+    (symbol,) = export.symbolic_shape("x")
+    heads, dim = (symbol, 32) if size == "H" else (2, symbol)
+    x = [
+        jax.ShapeDtypeStruct((4, heads, dim), jnp.bfloat16),
+        jax.ShapeDtypeStruct((60, dim), jnp.bfloat16),
+        jax.ShapeDtypeStruct((4, heads), jnp.float32),
+    ]
+    f = jax.jit(functools.partial(jax_fused_topk.index_topk, topk=5))
+    checks = jax_fused_topk.EXPORT_CHECKS
+    with pytest.warns(UserWarning, match=f"as plain jnp, .*: {size} must be fixed, got x$"):
+        program = export.export(f, platforms=["cuda"], disabled_checks=checks)(*x)
+    assert "@jax_fused_topk_index_topk" not in program.mlir_module()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        program = export.export(f, platforms=["cpu"], disabled_checks=checks)(*x)
+    assert "@jax_fused_topk_index_topk" in program.mlir_module()
 
 
 def test_without_the_checks_export_refuses():

@@ -172,6 +172,7 @@ def test_gather_errors(x, indices, error, message):
         (whole(5, 3), 7, ValueError,
          r"updates must have shape \[\*B, Q, K, ...\] as indices \[5, 4\] has, got \[5, 3\]"),
         (whole(5), 7, ValueError, r"updates must have shape .*, got \[5\]"),
+        (whole(5, 4) > 0, 7, TypeError, "updates must have a numeric dtype, got bool"),
         (whole(5, 4), -1, ValueError, "num_keys must be at least 0, got -1"),
         (whole(5, 4), 7.0, TypeError, "num_keys must be a Python int, got 7.0"),
     ],

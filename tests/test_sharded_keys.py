@@ -167,6 +167,9 @@ def test_errors_name_the_function_and_the_argument(monkeypatch):
         message = r"^index_topk_sharded_keys: axis_name must be the name of .* got [0N(]"
         with pytest.raises(TypeError, match=message):
             index_topk_sharded_keys(x.q, x.k, x.weights, axis_name=axis)
+    message = r"^index_topk_sharded_keys: axis_name must not name an axis twice, got .*'x', 'x'"
+    with pytest.raises(ValueError, match=message):
+        index_topk_sharded_keys(x.q, x.k, x.weights, axis_name=("x", "x"))
     f, operands = on_devices(x, mesh_of(), return_scores=2)
     with pytest.raises(TypeError, match=r"^index_topk_sharded_keys: return_scores must be True or"):
         f(operands)
@@ -190,6 +193,25 @@ def test_errors_name_the_function_and_the_argument(monkeypatch):
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"at most 2\*\*31 - 1 keys on all 4 devices together"):
         jax.eval_shape(mapped, x.q, keys, x.weights)
+
+
+@pytest.mark.parametrize("varying", ["q", "weights", "starts", "ends"])
+def test_rows_along_the_axis_of_the_keys_are_refused(varying):
+    """Each device would merge choices of different rows."""
+    x = inputs.with_ranges(inputs.integer(12, 8, 32, heads=2, dim=16), 13)
+    rows = ("q", "weights", "starts", "ends")
+    layout = {name: P("x") if name == varying else P() for name in rows} | {"k": P("x")}
+    operands = {name: getattr(x, name) for name in layout}
+    short = operands | {name: a[:2] for name, a in operands.items() if name in rows}
+    short[varying] = operands[varying]
+
+    def run(x):
+        return index_topk_sharded_keys(**x, axis_name="x", topk=5)
+
+    mapped = jax.shard_map(run, mesh=mesh_of(), in_specs=(layout,), out_specs=P())
+    message = rf"^index_topk_sharded_keys: {varying} must be the same on all .* along \['x'\]"
+    with pytest.raises(ValueError, match=message):
+        jax.jit(mapped)(short)
 
 
 @pytest.mark.parametrize("rows", [None, "y"])
