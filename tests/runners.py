@@ -20,6 +20,11 @@ CUDA_LIMITS = types.SimpleNamespace(
     MAX_HEADS=256, MAX_DIM=256, DIM_MULTIPLE=16, MAX_INDEX_TOPK=4096, MAX_SORTED_K=65536
 )
 
+# Sizes of the Hopper path's tests: so many rows of so many keys do not get dense scores, and of
+# MANY rows the sample leaves some windows out.
+QUERIES, MANY = 1024, 3000
+LONG = 40_009
+
 
 def missing_for_cuda():
     """What keeps the CUDA implementation from running here, or None."""

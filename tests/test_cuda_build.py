@@ -6,7 +6,6 @@ Needs the build folder, not a GPU.
 import pathlib
 import re
 
-import numpy as np
 import pytest
 
 import jax_fused_topk
@@ -57,39 +56,3 @@ def test_no_fast_math():
         if path.is_file():
             found = re.search(r"fast[-_]math|ftz=true|-ffast|-Ofast", path.read_text())
             assert not found, f"{path.name}: {found[0]}"
-
-
-@pytest.fixture
-def cuda():
-    """The compiled module, which needs no GPU."""
-    info = jax_fused_topk.build_info()
-    if not info["cuda"]:
-        pytest.skip(f"CUDA WAS NOT COMPILED: {info['cuda_error']}")
-    from jax_fused_topk import _ffi
-
-    return _ffi.cuda_module()
-
-
-def test_served_limits_match_the_documented_box(cuda):
-    info = jax_fused_topk.build_info()
-    assert cuda.MAX_HEADS >= 64 and cuda.MAX_DIM >= 256 and cuda.DIM_MULTIPLE <= 16
-    assert cuda.MAX_INDEX_TOPK >= 2048
-    assert info["cuda_toolkit"] >= (12, 8)
-    assert "90" in info["cuda_architectures"]
-
-
-@pytest.mark.parametrize("queries", [1024, 4096, 8192])
-@pytest.mark.parametrize("keys", [40_009, 131_072, 914_078, 1 << 20, 2**31 - 345])
-def test_the_hopper_paths_sample_is_spread_over_a_row(cuda, keys, queries):
-    """Groups of 8 that do not overlap, in most windows or as many as are ever sampled."""
-    way = cuda.hopper_plan(1, queries, keys, 2048)
-    assert not way["dense"]
-    groups = np.asarray(cuda.hopper_sampled_groups(keys, way["cycle"], way["holes"]), np.int64)
-    assert len(groups) <= cuda.HOPPER_MAX_SAMPLED_GROUPS
-    assert groups[0] >= 0 and groups[-1] < keys + cuda.HOPPER_WINDOW_KEYS
-    gaps = np.diff(groups)
-    assert (groups % 8 == 0).all() and gaps.min() >= 8
-    spread = keys / len(groups)
-    if len(groups) < cuda.HOPPER_MAX_SAMPLED_GROUPS // 2:
-        assert spread <= 1.5 * cuda.HOPPER_WINDOW_KEYS
-    assert gaps.max() < spread + 7 * cuda.HOPPER_WINDOW_KEYS

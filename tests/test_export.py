@@ -204,7 +204,7 @@ def test_symbolic_sizes_get_enough_workspace():
             return _workspace.index_topk_bytes(q, keys, topk, order, return_scores=False)
 
         enough = size(b, q, n)
-        assert enough < 2**29 + 2**25
+        assert enough < 2**29 + 2**25  # dense scores, and top_k's workspace
         for keys in all_keys:
             fixed_keys = size(b, q, keys)
             assert fixed_keys <= enough

@@ -14,16 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from runners import LONG, MANY, QUERIES
 
 import jax_fused_topk
 from jax_fused_topk import _ffi
 
 pytestmark = pytest.mark.gpu
-
-# So many rows of so many keys do not get dense scores, and of MANY rows the sample leaves some
-# windows out.
-QUERIES, MANY = 1024, 3000
-LONG = 40_009
 
 
 @functools.partial(jax.jit, static_argnames=("topk", "order"))
@@ -353,8 +349,8 @@ def test_a_whole_causal_prefill(cuda):
 def test_workspaces_at_many_addresses(cuda):
     """Candidates are walked with the lower 32 bits of an address.
 
-    96 MiB of workspace at a time, each further on by the 64 MiB that stay held: in 5 GiB one
-    lies across a multiple of 4 GiB.
+    More than 64 MiB of them at a time, each time further on by the 64 MiB that stay held: in
+    5 GiB some lie across a multiple of 4 GiB.
     """
     operands = cuda.put(draw(48, QUERIES, LONG)._asdict())
     run = jax.jit(functools.partial(jax_fused_topk.index_topk, implementation="cuda"))
